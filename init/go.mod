@@ -1,0 +1,3 @@
+module agentsandbox.dev/init
+
+go 1.25.0

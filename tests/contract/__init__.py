@@ -1,0 +1,1 @@
+"""The HTTP contract, run over every backend by fixture."""

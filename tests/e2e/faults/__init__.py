@@ -1,0 +1,1 @@
+"""Faults in Docker mode: an engine that stops, a facade that crashes, a store that fails, archives that attack."""
