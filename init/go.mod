@@ -1,3 +1,5 @@
 module agentsandbox.dev/init
 
 go 1.25.0
+
+require golang.org/x/sys v0.47.0 // indirect

@@ -1,27 +1,26 @@
-"""Options, markers and fixtures of the suites that run over backends. Nothing here is automatic for other suites: fixtures are taken by name."""
+"""Options, markers and fixtures of the suites that run over backends. No fixture is automatic: other suites take none by accident."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from support.client import Api
-from support.docker import Docker, ensured_engine
-from support.server import Facade
-from support.target import CAPABILITIES, TARGETS, Target
-from support.waiting import eventually
+from tests.support.client import Api
+from tests.support.docker import Docker, ensured_engine
+from tests.support.lifecycle import assert_flat, clean, running_facade, strays, warm_up
+from tests.support.server import Facade
+from tests.support.target import CAPABILITIES, TARGETS, Target
+from tests.support.waiting import eventually
 
 MARKERS = (
-    "behaviour(*ids): the ids in tests/behaviours that the test covers",
     "needs(*capabilities): what a backend must be able to do for the test; see tests/support/target.py",
     "slow: takes more than ten seconds",
 )
 DESELECTED = pytest.StashKey[int]()
-FLAT_FILES, FLAT_THREADS = 10, 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,7 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    keep, drop = [], []
+    keep: list[pytest.Item] = []
+    drop: list[pytest.Item] = []
     for item in items:
         needs = {need for marker in item.iter_markers("needs") for need in marker.args}
         unknown = needs - set(CAPABILITIES)
@@ -72,38 +72,6 @@ def engine() -> Iterator[Docker]:
         yield docker
 
 
-@contextmanager
-def running_facade(target: Target, docker: Docker | None, data: Path, **settings: str) -> Iterator[Facade]:
-    """A facade of one's own. At the end everything of it is deleted, it stops cleanly, and nothing of its installation is left in the engine."""
-    facade = Facade(target.name, data, target.settings | settings)
-    try:
-        facade.start()
-        yield facade
-        if facade.process is None or facade.process.poll() is not None:
-            facade.start()
-        clean(facade)
-        facade.stop()
-        if docker is not None:
-            assert_nothing_left(docker, facade)
-    finally:
-        facade.kill()
-        if docker is not None:
-            docker.remove_installation(facade.data)
-
-
-def clean(facade: Facade) -> None:
-    """Deletes every sandbox and snapshot that the facade has, also those whose id no test learned."""
-    for row in facade.api.sandboxes():
-        assert facade.api.call("DELETE", f"/sandboxes/{row['id']}").status_code in (204, 404)
-    for row in facade.api.snapshots():
-        assert facade.api.call("DELETE", f"/snapshots/{row['id']}").status_code in (204, 404)
-
-
-def assert_nothing_left(docker: Docker, facade: Facade) -> None:
-    """No container and no volume of this installation is in the engine any more (what all instances share may stay)."""
-    eventually(lambda: not docker.of_installation(facade.data), within=10, why=f"nothing is left in the engine: {docker.of_installation(facade.data)}")
-
-
 @pytest.fixture(scope="session")
 def docker(target: Target, request: pytest.FixtureRequest) -> Docker | None:
     """The engine where the backend has one, else None."""
@@ -121,22 +89,7 @@ def facade(target: Target, docker: Docker | None, tmp_path_factory: pytest.TempP
         before = shared.figures()
         yield shared
         clean(shared)
-        # Idle connections of this client are not the facade's leak; its own channels have up to a minute to go idle.
-        shared.api.forget_connections()
-
-        def flat() -> bool:
-            now = shared.figures()
-            return now.files <= before.files + FLAT_FILES and now.threads <= before.threads + FLAT_THREADS
-
-        eventually(flat, within=75, why=f"threads and open files are back: {before} before, {shared.figures()} now")
-
-
-def warm_up(facade: Facade) -> None:
-    """One sandbox through its life, so that pools and threads are made."""
-    sandbox = facade.api.new()["id"]
-    facade.api.write(sandbox, "warm", b"up")
-    facade.api.snap(sandbox)
-    facade.api.clean()
+        assert_flat(shared, before)
 
 
 @pytest.fixture
@@ -161,9 +114,8 @@ def box(api: Api) -> str:
 @pytest.fixture(scope="module")
 def module_room(facade: Facade) -> Iterator[str]:
     """One sandbox for a whole module; taken through `room`."""
-    made: str = facade.api.new()["id"]
-    position = facade.api.made.index(made)
-    del facade.api.made[position]
+    made: str = facade.api.new(timeout_seconds=7200)["id"]
+    facade.api.made.remove(made)
     yield made
     facade.api.delete(made)
 
@@ -173,14 +125,9 @@ def room(api: Api, module_room: str, target: Target) -> Iterator[str]:
     """The module's shared sandbox, for tests that leave it as it was: a process that outlives its test fails it."""
     yield module_room
     if "processes" in target.can:
-        eventually(lambda: not strays(api, module_room), within=10, why=f"no process is left in the shared sandbox: {strays(api, module_room)}")
-
-
-def strays(api: Api, sandbox: str) -> list[str]:
-    """Command lines of all processes in a sandbox but init, its bridges, and the one that looks."""
-    script = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null; echo; done"
-    lines = [line.strip() for line in api.sh(sandbox, script).splitlines() if line.strip()]
-    return [line for line in lines if "sandbox-init" not in line and "/proc/[0-9]*" not in line and not line.startswith("tr ")]
+        eventually(
+            lambda: not strays(api, module_room), within=10, why=f"no process is left in the shared sandbox: {strays(api, module_room)}"
+        )
 
 
 @pytest.fixture

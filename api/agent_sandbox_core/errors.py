@@ -11,6 +11,7 @@ SandboxError                 base; has `code`, `status` (HTTP) and `message`
 ├── LimitExceeded            429: MAX_SANDBOXES or a quota
 ├── BackendError             502: the engine, the cluster or the sandbox failed
 │   ├── OutcomeUnknown       a command may have run, may still run; never an exit code
+│   ├── SandboxDied          its container ended; `out_of_memory` when the engine confirms that as the cause
 │   └── ChannelError         a channel could not be opened or broke before a request was sent
 └── Unavailable              503: shutting down, or not ready yet
 """
@@ -91,6 +92,14 @@ class BackendError(SandboxError):
 
 class OutcomeUnknown(BackendError):
     """A command may have run, and may still run: never to be read as an exit code."""
+
+
+class SandboxDied(BackendError):
+    """The sandbox's container ended. `out_of_memory`: the engine confirms that as the cause, so a command in flight ended with 137."""
+
+    def __init__(self, message: str, *, out_of_memory: bool = False) -> None:
+        super().__init__(message)
+        self.out_of_memory = out_of_memory
 
 
 class ChannelError(BackendError):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -34,9 +36,25 @@ CODES = {
 }
 
 
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)\Z")
+
+
+def moment(text: str) -> datetime:
+    """An RFC 3339 time in UTC."""
+    assert TIME.match(text), text
+    return datetime.fromisoformat(text)
+
+
+def lifetime(row: Json) -> float:
+    """Seconds from creation to expiry."""
+    return (moment(row["expires_at"]) - moment(row["created_at"])).total_seconds()
+
+
 def expect(answer: httpx.Response, status: int) -> Any:
     """The answer's JSON (None for an empty body) when it has this status; else a failure that shows the answer."""
-    assert answer.status_code == status, f"{answer.request.method} {answer.request.url.path}: {answer.status_code}, expected {status}: {answer.text[:600]}"
+    assert answer.status_code == status, (
+        f"{answer.request.method} {answer.request.url.path}: {answer.status_code}, expected {status}: {answer.text[:600]}"
+    )
     return answer.json() if answer.content and "json" in answer.headers.get("content-type", "") else None
 
 
@@ -50,6 +68,14 @@ def refused(answer: httpx.Response, status: int, *, code: str | None = None, say
     for text in [says] if isinstance(says, str) else says:
         assert text.lower() in message.lower(), f"{text!r} not in the message {message!r}"
     return message
+
+
+class StreamRefused(AssertionError):
+    """A stream that did not begin, where a test expected one."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"{status}: {text[:600]}")
+        self.status = status
 
 
 @dataclass
@@ -172,7 +198,7 @@ class Api:
         with self.streaming(sandbox, command, **body) as answer:
             if answer.status_code != 200:
                 answer.read()
-            expect_stream(answer)
+                raise StreamRefused(answer.status_code, answer.text)
             try:
                 for line in answer.iter_lines():
                     if line.strip():
@@ -260,8 +286,3 @@ class Api:
         for snapshot in self.taken[since_taken:]:
             assert self.call("DELETE", f"/snapshots/{snapshot}").status_code in (204, 404), f"clean-up of {snapshot}"
         del self.made[since_made:], self.taken[since_taken:]
-
-
-def expect_stream(answer: httpx.Response) -> None:
-    """A stream that began."""
-    assert answer.status_code == 200, f"{answer.status_code}: {answer.text[:600]}"

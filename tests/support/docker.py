@@ -1,4 +1,4 @@
-"""The Docker engine as the suites see it: what is there of a sandbox, images made without a registry, and an engine of one's own that may be stopped."""
+"""The Docker engine as the suites see it: what is there of a sandbox, images made without a registry, and an engine of one's own."""
 
 from __future__ import annotations
 
@@ -45,12 +45,10 @@ class Docker:
 
     def everything(self) -> list[tuple[str, str, str]]:
         """(kind, name, text of its labels) of all containers and volumes in the engine."""
-        found = []
-        for row in self.client.api.containers(all=True):
-            found.append(("container", ",".join(row["Names"] or [row["Id"][:12]]), str(row.get("Labels") or {})))
-        for row in self.client.api.volumes().get("Volumes") or []:
-            found.append(("volume", row["Name"], str(row.get("Labels") or {})))
-        return found
+        containers = self.client.api.containers(all=True)
+        volumes = self.client.api.volumes().get("Volumes") or []
+        found = [("container", ",".join(row["Names"] or [row["Id"][:12]]), str(row.get("Labels") or {})) for row in containers]
+        return found + [("volume", row["Name"], str(row.get("Labels") or {})) for row in volumes]
 
     def of_sandboxes(self, sandboxes: Iterable[str]) -> list[str]:
         """What is in the engine of these sandboxes, by name or label."""
@@ -61,6 +59,11 @@ class Docker:
         """What is in the engine of the installation whose data folder this is."""
         instance = installation_id(data)
         return [f"{kind} {name}" for kind, name, labels in self.everything() if instance and instance in labels]
+
+    def everything_of(self, data: Path) -> list[str]:
+        """Like `of_installation`, with the labels in the text."""
+        instance = installation_id(data)
+        return [f"{kind} {name} {labels}" for kind, name, labels in self.everything() if instance and instance in labels]
 
     def remove_installation(self, data: Path) -> None:
         """Takes away what a failed test left, so that the next one is not blamed."""
@@ -144,7 +147,7 @@ def ensured_engine() -> Iterator[Docker]:
 
 
 class PrivateEngine:
-    """A dockerd of the suite's own, to be stopped, hung and killed: own data, exec root, socket and pidfile, no bridge, no firewall rules."""
+    """A dockerd of the suite's own, to be stopped, hung and killed: own data, exec root, socket, pidfile; no bridge, no firewall."""
 
     def __init__(self) -> None:
         # Unix socket paths end at 107 bytes: pytest's own temporary folders are too deep.
@@ -157,7 +160,13 @@ class PrivateEngine:
     def start(self, within: float = 60) -> Docker:
         """Starts it and waits until it answers."""
         name = self.home.name
-        command = ["dockerd", f"--data-root={self.home}/data", f"--exec-root={self.home}/exec", f"--pidfile={self.home}/pid", f"--host={self.host}"]
+        command = [
+            "dockerd",
+            f"--data-root={self.home}/data",
+            f"--exec-root={self.home}/exec",
+            f"--pidfile={self.home}/pid",
+            f"--host={self.host}",
+        ]
         command += ["--bridge=none", "--iptables=false", f"--containerd-namespace={name}", f"--containerd-plugins-namespace={name}-plugins"]
         with self.log.open("ab") as sink:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
@@ -180,6 +189,8 @@ class PrivateEngine:
     def kill(self) -> None:
         """SIGKILL: its containers are orphaned until it is back."""
         self._end(signal.SIGKILL)
+        # Its containerd dies with it; where nobody reaps that, the next dockerd would take the zombie for a living one and wait for it.
+        (self.home / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def hang(self) -> None:
         """It accepts connections and says nothing."""
@@ -205,13 +216,3 @@ class PrivateEngine:
             if point.startswith(f"{self.home}/"):
                 subprocess.run(["umount", "-l", point], check=False, timeout=30)
         shutil.rmtree(self.home, ignore_errors=True)
-
-
-def ensure_program(name: str, package: str) -> str:
-    """A program of the machine; installed by apt when it is missing and we may."""
-    found = shutil.which(name)
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "install", "-y", "-q", "--no-install-recommends", package], capture_output=True, timeout=600, check=True)
-        found = shutil.which(name)
-    assert found, f"{name} is missing: install {package}"
-    return found

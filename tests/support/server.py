@@ -1,4 +1,4 @@
-"""A facade as users run it: a process of its own (`sandboxctl serve`) on a free loopback port, with its own data folder and settings from the environment."""
+"""A facade as users run it: a process of its own (`sandboxctl serve`), a free port, its own data folder, settings by environment."""
 
 from __future__ import annotations
 
@@ -71,6 +71,8 @@ class Facade:
         self.port = free_port()
         self.settings = {"API_KEYS": self.key, "HOST": "127.0.0.1", "DATA_DIR": str(data), "LOG_LEVEL": "debug"} | dict(settings or {})
         self.log = data.parent / f"{data.name}.log"
+        self.environment: dict[str, str] = {}
+        """More for the process's environment, names as they are."""
         self.process: subprocess.Popen[bytes] | None = None
         self.api = Api(self.url, self.key)
 
@@ -81,9 +83,11 @@ class Facade:
     def launch(self) -> subprocess.Popen[bytes]:
         """Starts the process without waiting for it to be ready."""
         assert self.process is None or self.process.poll() is not None, "this facade runs already"
-        environment = clean_environment(self.settings | {"PORT": str(self.port)})
+        environment = clean_environment(self.settings | {"PORT": str(self.port)}) | self.environment
         with self.log.open("ab") as sink:
-            self.process = subprocess.Popen([*SERVE, "--backend", self.backend], env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
+            self.process = subprocess.Popen(
+                [*SERVE, "--backend", self.backend], env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink
+            )
         return self.process
 
     def start(self, within: float = START_SECONDS) -> Facade:
@@ -155,7 +159,7 @@ class Facade:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         return Figures(
-            files=len(os.listdir(f"/proc/{self.process.pid}/fd")),
+            files=sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir()),
             threads=int(fields["Threads"]),
             rss=int(fields["VmRSS"].split()[0]) * 1024,
             peak=int(fields["VmHWM"].split()[0]) * 1024,

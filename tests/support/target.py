@@ -1,4 +1,4 @@
-"""The backends that a suite runs over, and what each can do. A test says what it needs; what cannot be is deselected at collection, never skipped."""
+"""The backends that a suite runs over, and what each can do. What a test needs and a backend lacks is deselected, never skipped."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ CAPABILITIES = {
     "durable": "sandboxes and snapshots outlive the facade's process",
     "images": "an image that does not exist is noticed",
     "cpus": "the engine says how many CPUs it has",
+    "root": "the suite runs as root beside the engine: it can mount, make network namespaces and run an engine of its own",
 }
 
 
@@ -25,15 +26,17 @@ class Target:
     @property
     def settings(self) -> dict[str, str]:
         """What every facade over this backend is started with, names without their prefix."""
-        return {"DEFAULT_IMAGE": test_image(), "MAX_SANDBOXES": "64"}
+        return {"DEFAULT_IMAGE": sandbox_image(), "MAX_SANDBOXES": "64"}
 
 
-def test_image() -> str:
+def sandbox_image() -> str:
     """The sandbox image of the suites: has Python 3 and a shell."""
     return os.environ.get("AGENT_SANDBOX_TEST_IMAGE") or "localhost/agent-sandbox-python:1"
 
 
 TARGETS = {
     "memory": Target("memory", frozenset()),
-    "docker": Target("docker", frozenset({"processes", "kernel", "engine", "durable", "images", "cpus"})),
+    "docker": Target(
+        "docker", frozenset({"processes", "kernel", "engine", "durable", "images", "cpus"}) | ({"root"} if os.geteuid() == 0 else set())
+    ),
 }

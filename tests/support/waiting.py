@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def eventually(condition: Callable[[], T], *, within: float = 10.0, every: float = 0.05, why: str = "") -> T:
-    """Calls `condition` until it gives something true and returns that; fails after `within` seconds with the last value or AssertionError."""
+    """Calls `condition` until it gives something true, and returns that; fails after `within` seconds with what it saw last."""
     deadline = time.monotonic() + within
     while True:
         failure: AssertionError | None = None

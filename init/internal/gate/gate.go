@@ -2,6 +2,7 @@
 package gate
 
 import (
+	"context"
 	"sync"
 
 	"agentsandbox.dev/init/internal/apierr"
@@ -56,8 +57,8 @@ func (g *Gate) Enter() (leave func(), err error) {
 	}, nil
 }
 
-// Hold takes the gate for an archive or a restore; a second holder is busy. Restoring waits until everybody who entered has left.
-func (g *Gate) Hold(s State) (release func(), err error) {
+// Hold takes the gate for an archive or a restore; a second holder is busy. Restoring waits until everybody who entered has left, until ctx ends.
+func (g *Gate) Hold(ctx context.Context, s State) (release func(), err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.state != "" && g.state != Ready {
@@ -67,7 +68,17 @@ func (g *Gate) Hold(s State) (release func(), err error) {
 	if g.idle == nil {
 		g.idle = sync.NewCond(&g.mu)
 	}
+	stop := context.AfterFunc(ctx, func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.idle.Broadcast()
+	})
+	defer stop()
 	for s == Restoring && g.users > 0 {
+		if ctx.Err() != nil {
+			g.state = Ready
+			return nil, apierr.Busy("%d file transfers or starts are still going on: try again when they have ended", g.users)
+		}
 		g.idle.Wait()
 	}
 	var once sync.Once
