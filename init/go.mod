@@ -2,4 +2,4 @@ module agentsandbox.dev/init
 
 go 1.25.0
 
-require golang.org/x/sys v0.47.0 // indirect
+require golang.org/x/sys v0.47.0

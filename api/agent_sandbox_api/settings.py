@@ -139,7 +139,10 @@ class Settings(BaseSettings):
     def _check_together(self) -> Settings:
         for pair in _PAIRS:
             default, most = getattr(self, f"default_{pair}"), getattr(self, f"max_{pair}")
-            if default > most:
+            if default > most and f"default_{pair}" not in self.model_fields_set:
+                # Whoever lowers a maximum alone means the built-in default to follow.
+                object.__setattr__(self, f"default_{pair}", most)
+            elif default > most:
                 raise ValueError(_told(f"default_{pair}", f"is {default:g}, over {PREFIX}MAX_{pair.upper()} ({most:g})"))
         if not is_allowed(self.default_image, self.allowed_images):
             raise ValueError(_told("default_image", f"{self.default_image} is matched by no glob of {PREFIX}ALLOWED_IMAGES"))

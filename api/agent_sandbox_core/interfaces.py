@@ -108,10 +108,20 @@ class Backend(Protocol):
     def max_cpus(self) -> float | None:
         """CPUs of the engine, None when unknown or many nodes."""
 
-    async def create(self, spec: SandboxSpec, *, expires_at: datetime, source: str | None = None, idempotency_key: str | None = None) -> Sandbox:
+    async def create(
+        self,
+        spec: SandboxSpec,
+        *,
+        expires_at: datetime,
+        source: str | None = None,
+        idempotency_key: str | None = None,
+        request_digest: str | None = None,
+    ) -> Sandbox:
         """Running and able to exec when it returns; when it raises, nothing is left. `source`: a snapshot id whose files it starts with.
 
-        The same idempotency_key again gives the same sandbox; with another request it is a Conflict.
+        The same idempotency_key again gives the same sandbox as long as it lives; with another request it is a Conflict. `request_digest`
+        identifies the caller's request (spec and expiry alone would differ between two tries of one request); None: the spec does.
+        Cancelled without a key, nothing is left; with one, it goes to its end, so that a retry finds it.
         """
 
     async def list(self) -> Sequence[Sandbox]:

@@ -67,9 +67,8 @@ def test_failed_creates_hold_no_slot(tight: Api) -> None:
 @pytest.mark.behaviour("LIMIT-003")
 def test_images_outside_the_policy_are_403(small: Api) -> None:
     before = len(small.sandboxes())
-    for image in ("ubuntu:24.04", "evil/agent-sandbox", "python:3.12-slim-evil/x"):
-        if image != "evil/agent-sandbox":
-            refused(small.create({"image": image}), 403, says="image")
+    for image in ("ubuntu:24.04", "python:3.12", "docker.io/library/python:3.12-slim"):
+        refused(small.create({"image": image}), 403, says="image")
     assert len(small.sandboxes()) == before
 
 

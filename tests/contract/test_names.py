@@ -80,15 +80,21 @@ def test_names_that_are_not_utf8_are_listed_and_can_be_addressed(api: Api, box: 
     api.sh(box, ["python3", "-c", make + "os.mkdir(b'd\\xff'); open(b'd\\xff/f','w').write('in')"])
     listed = api.names(box)
     assert sorted(listed) == sorted(["%FF%FE", "caf%E9", "ok", "d%FF"])
+    files = f"/sandboxes/{box}/files"
+
+    def addressed(shown: str) -> dict[str, str]:
+        return {"path": shown, "path_encoding": "percent"}
+
     for shown, content in (("%FF%FE", b"\xff\xfe"), ("caf%E9", b"caf\xe9"), ("d%FF/f", b"in")):
-        # The documented form: the query value is percent-encoded bytes, so the raw byte is one %XX on the wire.
-        answer = api.call("GET", f"/sandboxes/{box}/files?path={shown}")
+        answer = api.call("GET", files, params=addressed(shown))
         expect(answer, 200)
         assert answer.content == content
-    expect(api.call("PUT", f"/sandboxes/{box}/files?path=d%FF/g%FE", content=b"new"), 200)
+        expect(api.get(box, shown), 404)
+    assert expect(api.call("PUT", files, params=addressed("d%FF/g%FE"), content=b"new"), 200)["name"] == "g%FE"
     assert api.sh(box, ["python3", "-c", "import os;print(sorted(os.listdir(b'd\\xff')))"]) == "[b'f', b'g\\xfe']\n"
-    answer = api.call("GET", f"/sandboxes/{box}/files/list?path=d%FF")
+    answer = api.call("GET", f"{files}/list", params=addressed("d%FF"))
     assert [entry["name"] for entry in expect(answer, 200)["entries"]] == ["f", "g%FE"]
+    refused(api.call("GET", files, params=addressed("100%")), 400)
     snapshot = api.snap(box)["id"]
     fork = api.fork(snapshot)["id"]
     assert api.names(fork) == listed

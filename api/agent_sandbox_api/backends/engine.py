@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from agent_sandbox_core.interfaces import Guest
 from agent_sandbox_core.models import SandboxSpec, Termination
@@ -88,3 +88,11 @@ class Engine(Protocol):
 
     def changes(self) -> AsyncIterator[str]:
         """Ids of sandboxes whose state changed outside (died, removed by hand); ends on close(). Reconnects by itself; a missed event is healed by LocalBackend's periodic instances()."""
+
+
+@runtime_checkable
+class CountsChannels(Protocol):
+    """What an engine, and the backend over it, may also tell: how many channels to sandboxes are open now. For the metrics."""
+
+    def open_channels(self) -> int:
+        """The number of open channels."""

@@ -105,19 +105,19 @@ def parse_output(data: dict[str, Any]) -> list[tuple[int, int, bytes]]:
 def parse_file(data: Any) -> GuestFile:
     """Checks a FileInfo."""
     try:
-        size, mtime = data["size"], data["mtime_ns"]
-        if type(size) is not int or size < 0 or type(mtime) is not int:
-            raise ValueError("size or mtime_ns is no integer")
-        return GuestFile(
+        file = GuestFile(
             name=base64.b64decode(data["name"], validate=True),
             path=base64.b64decode(data["path"], validate=True),
             type=str(data["type"]),
-            size=size,
+            size=data["size"],
             mode=int(data["mode"], 8) & 0o7777,
-            mtime_ns=mtime,
+            mtime_ns=data["mtime_ns"],
         )
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise GuestProtocolError(f"the sandbox described a file not as its API says ({error})") from error
+    if type(file.size) is not int or file.size < 0 or type(file.mtime_ns) is not int:
+        raise GuestProtocolError("the sandbox described a file with a size or a time that is no number")
+    return file
 
 
 def parse_file_header(answer: Answer) -> GuestFile:

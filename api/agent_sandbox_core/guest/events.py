@@ -133,8 +133,10 @@ class EventStream:
             if data is None:
                 return False
             frames = parser.feed(data)
-        except (*TRANSPORT_ERRORS, FrameError):
+        except TRANSPORT_ERRORS:
             return False
+        except FrameError:
+            return False  # what follows cannot be told apart: a new connection starts at a frame again
         for frame in frames:
             if frame.type == HEARTBEAT:
                 continue

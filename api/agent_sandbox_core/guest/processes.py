@@ -29,7 +29,7 @@ QUICK_MS: Final = 50
 LEASE_MS: Final = 30_000
 RENEW_SECONDS: Final = 10.0
 OVERDUE_SECONDS: Final = 300.0
-"""A command whose time-out passed this long ago and that is still not reported is given up. Snapshots stop the clock for up to 60 s each."""
+"""A command is given up when its time-out passed this long ago and it is still not reported; a snapshot stops its clock for up to 60 s."""
 FORGET_LATER_SECONDS: Final = 1.0
 MAX_FORGOTTEN: Final = 256
 KILLED: Final = 137

@@ -11,6 +11,9 @@ import (
 
 // Main runs the command with the arguments after its name, prints one JSON line and returns the exit code: 0 only when the rules are in force.
 func Main(args []string, stdout io.Writer) int {
+	if len(args) == 1 && args[0] == "--survey" {
+		return survey(stdout)
+	}
 	flags := flag.NewFlagSet("netguard", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	encoded := flags.String("config", "", "what to block, as base64 JSON")

@@ -48,6 +48,30 @@ HOSTILE = {
 }
 
 
+HARMLESS = [
+    Member("d", tarfile.DIRTYPE, mode=0o755),
+    Member("d/f", content=b"content"),
+    Member("h", tarfile.LNKTYPE, "d/f"),
+    Member("out", tarfile.SYMTYPE, "/etc"),
+    Member("dots", tarfile.SYMTYPE, "../../.."),
+]
+BOMBS = {"one file": [Member("bomb", content=b"\0" * 200_000_000)], "many files": [Member(f"b{n}") for n in range(20_000)]}
+DAMAGED = ("no index", "cut in a member", "garbage after", "not a tar", "empty", "index lies")
+
+
+def damaged(archive: bytes, how: str) -> bytes:
+    """The tar of a snapshot, made incomplete."""
+    index = archive.rindex(b".sandbox-init/index.json")
+    return {
+        "no index": archive[: index // 512 * 512] + b"\0" * 1024,
+        "cut in a member": archive[:700],
+        "garbage after": archive + b"garbage" * 1000,
+        "not a tar": b"hello " * 1000,
+        "empty": b"",
+        "index lies": archive.replace(b'"entries":0', b'"entries":9'),
+    }[how]
+
+
 @pytest.fixture(scope="module")
 def bounded(target: Target, docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facade]:
     """A facade that takes snapshots of up to 4 MB."""
@@ -56,21 +80,31 @@ def bounded(target: Target, docker: Docker, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def victim(bounded: Facade) -> str:
+def forged(bounded: Facade) -> dict[str, str]:
+    """Snapshots of an empty workspace by what they were forged into while the facade was down (records never change, so it keeps them)."""
+    source = bounded.api.new(memory_mb=16)["id"]
+    kinds = [*HOSTILE, *BOMBS, *DAMAGED, "harmless"]
+    made = {kind: str(bounded.api.snap(source)["id"]) for kind in kinds}
+    bounded.api.delete(source)
+    bounded.stop()
+    for kind, members in (HOSTILE | BOMBS | {"harmless": HARMLESS}).items():
+        forge(bounded.data, made[kind], members)
+    for how in DAMAGED:
+        archive = plain(stored_files(bounded.data, made[how])[0].read_bytes())
+        write(bounded.data, made[how], damaged(archive, how))
+    bounded.api.forget_connections()
+    bounded.start()
+    assert {row["id"] for row in bounded.api.snapshots()} == set(made.values())
+    return made
+
+
+@pytest.fixture(scope="module")
+def victim(bounded: Facade, forged: dict[str, str]) -> str:
     """A sandbox with something to lose."""
+    assert forged
     sandbox: str = bounded.api.new()["id"]
     bounded.api.sh(sandbox, "mkdir d; echo precious > d/f; sleep 319 >/dev/null 2>&1 &")
     return sandbox
-
-
-@pytest.fixture
-def snapshot(bounded: Facade) -> Iterator[str]:
-    """A snapshot of an empty workspace, to be forged."""
-    source = bounded.api.new(memory_mb=16)["id"]
-    made: str = bounded.api.snap(source)["id"]
-    bounded.api.delete(source)
-    yield made
-    bounded.api.drop(made)
 
 
 def unharmed(api: Api, victim: str) -> None:
@@ -92,52 +126,31 @@ def refused_everywhere(api: Api, victim: str, snapshot: str) -> None:
 
 @pytest.mark.behaviour("FAULT-030")
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_archive_is_refused_and_the_old_state_kept(bounded: Facade, victim: str, snapshot: str, kind: str) -> None:
-    forge(bounded.data, snapshot, HOSTILE[kind])
-    refused_everywhere(bounded.api, victim, snapshot)
+def test_a_hostile_archive_is_refused_and_the_old_state_kept(bounded: Facade, victim: str, forged: dict[str, str], kind: str) -> None:
+    refused_everywhere(bounded.api, victim, forged[kind])
 
 
 @pytest.mark.behaviour("FAULT-030")
-def test_a_forged_archive_of_harmless_members_is_taken(bounded: Facade, snapshot: str) -> None:
+def test_a_forged_archive_of_harmless_members_is_taken(bounded: Facade, forged: dict[str, str]) -> None:
     """The forgery itself is right: what the tests above see refused is the member, not the forging."""
-    members = [
-        Member("d", tarfile.DIRTYPE, mode=0o755),
-        Member("d/f", content=b"content"),
-        Member("h", tarfile.LNKTYPE, "d/f"),
-        Member("out", tarfile.SYMTYPE, "/etc"),
-        Member("dots", tarfile.SYMTYPE, "../../.."),
-    ]
-    forge(bounded.data, snapshot, members)
-    fork = bounded.api.fork(snapshot)["id"]
-    assert bounded.api.sh(fork, "ls -A; cat d/f h; readlink out dots; stat -c %h h") == "d\ndots\nh\nout\ncontentcontent/etc\n../../..\n2\n"
+    fork = bounded.api.fork(forged["harmless"])["id"]
+    shown = bounded.api.sh(fork, "ls -A; cat d/f h; readlink out dots; stat -c %h h")
+    assert shown == "d\ndots\nh\nout\ncontentcontent/etc\n../../..\n2\n"
     bounded.api.delete(fork)
 
 
 @pytest.mark.behaviour("FAULT-030")
-@pytest.mark.parametrize("damage", ["no index", "cut in a member", "garbage after", "not a tar", "empty", "index lies"])
-def test_an_archive_that_is_incomplete_is_refused(bounded: Facade, victim: str, snapshot: str, damage: str) -> None:
-    archive = plain(stored_files(bounded.data, snapshot)[0].read_bytes())
-    index = archive.rindex(b".sandbox-init/index.json")
-    forged = {
-        "no index": archive[: index // 512 * 512] + b"\0" * 1024,
-        "cut in a member": archive[:700],
-        "garbage after": archive + b"garbage" * 1000,
-        "not a tar": b"hello " * 1000,
-        "empty": b"",
-        "index lies": archive.replace(b'"format":1', b'"format":9') if b'"format":1' in archive else archive[:-2000],
-    }[damage]
-    write(bounded.data, snapshot, forged)
-    refused_everywhere(bounded.api, victim, snapshot)
+@pytest.mark.parametrize("how", DAMAGED)
+def test_an_archive_that_is_incomplete_is_refused(bounded: Facade, victim: str, forged: dict[str, str], how: str) -> None:
+    refused_everywhere(bounded.api, victim, forged[how])
 
 
 @pytest.mark.behaviour("FAULT-031")
-@pytest.mark.parametrize("kind", ["one file", "many files"])
-def test_a_bomb_is_refused_with_bounded_memory_and_disk(bounded: Facade, victim: str, snapshot: str, kind: str) -> None:
-    members = [Member("bomb", content=b"\0" * 200_000_000)] if kind == "one file" else [Member(f"b{n}") for n in range(20_000)]
-    forge(bounded.data, snapshot, members)
-    assert stored_files(bounded.data, snapshot)[0].stat().st_size < LIMIT
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_bomb_is_refused_with_bounded_memory_and_disk(bounded: Facade, victim: str, forged: dict[str, str], kind: str) -> None:
+    assert stored_files(bounded.data, forged[kind])[0].stat().st_size < LIMIT
     before = bounded.figures().rss
     bounded.reset_peak()
-    refused_everywhere(bounded.api, victim, snapshot)
+    refused_everywhere(bounded.api, victim, forged[kind])
     assert bounded.figures().peak - before < 100_000_000
     assert int(bounded.api.sh(victim, "du -sk /workspace | cut -f1")) < 10_000

@@ -1,0 +1,138 @@
+"""The engine's client: docker-py for the lifecycle, in a few threads of its own, and connections on the event loop for everything that is long.
+
+docker-py blocks, so it never runs on the loop; a hanging engine can at most fill its eight threads, and every call here has a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+import docker
+from docker.tls import TLSConfig
+
+from .address import Address, find_address
+from .faults import FAULTS, EngineUnreachable, translate
+from .http import EngineConnection
+from .tunnel import Tunnel
+from .wire import connect
+
+T = TypeVar("T")
+
+THREADS: Final = 8
+READ_SECONDS: Final = 60
+"""How long docker-py waits for an answer on one connection."""
+CALL_SECONDS: Final = 75.0
+"""How long one call may take, the wait for a thread included."""
+
+
+class EngineClient:
+    """One engine. Errors of all methods are those of faults.py; `doing` of each call says in a message what was tried, and on what."""
+
+    def __init__(self, host: str | None = None) -> None:
+        self.address: Address = find_address(os.environ, host)
+        self._tls: ssl.SSLContext | None = None
+        self._tunnel = Tunnel(self.address) if self.address.kind == "ssh" else None
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="docker")
+        self._api: docker.APIClient | None = None
+        self._api_lock = threading.Lock()
+        self._closed = False
+
+    async def open(self) -> None:
+        """Reads the TLS files and starts the ssh tunnel; asks the engine nothing yet."""
+        if self.address.tls is not None and self._tls is None:
+            self._tls = self.address.tls.context()
+        if self._tunnel is not None:
+            await self._tunnel.open()
+
+    async def close(self) -> None:
+        """Lets running calls end by their own bounds and closes everything else."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._tunnel is not None:
+            await self._tunnel.close()
+        if self._api is not None:
+            self._api.close()
+
+    async def run(self, doing: str, function: Callable[[docker.APIClient], T], seconds: float = CALL_SECONDS) -> T:
+        """Calls docker-py in a thread. A cancelled caller does not stop the call: whoever must know its end keeps the task."""
+        if self._closed:
+            raise EngineUnreachable(f"{doing} failed: the Docker backend is closed")
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(seconds):
+                return await loop.run_in_executor(self._threads, self._call, function)
+        except FAULTS as error:
+            raise translate(doing, self.address.text, error) from error
+
+    def _call(self, function: Callable[[docker.APIClient], T]) -> T:
+        return function(self._connected())
+
+    def _connected(self) -> docker.APIClient:
+        """The client, made at the first call that finds the engine: its version is asked then."""
+        with self._api_lock:
+            if self._api is None:
+                url, tls = self._docker_py_address()
+                self._api = docker.APIClient(base_url=url, version="auto", timeout=READ_SECONDS, tls=tls, max_pool_size=THREADS)
+            return self._api
+
+    def _docker_py_address(self) -> tuple[str, TLSConfig | bool]:
+        address = self.address
+        if self._tunnel is not None:
+            return self._tunnel.url, False
+        if address.kind == "unix":
+            return f"unix://{address.path}", False
+        if address.tls is None:
+            return address.text, False
+        pair = (str(address.tls.certificate), str(address.tls.key)) if address.tls.certificate and address.tls.key else None
+        ca = str(address.tls.ca) if address.tls.ca else None
+        return address.text, TLSConfig(client_cert=pair, ca_cert=ca, verify=address.tls.verify)
+
+    @contextlib.asynccontextmanager
+    async def connection(self, doing: str) -> AsyncIterator[EngineConnection]:
+        """A connection on the event loop for one piece of work, closed at its end."""
+        connection = await self.connect(doing)
+        try:
+            yield connection
+        except FAULTS as error:
+            raise translate(doing, self.address.text, error) from error
+        finally:
+            await connection.wire.aclose()
+
+    async def connect(self, doing: str) -> EngineConnection:
+        """A connection that the caller closes."""
+        try:
+            return EngineConnection(await connect(self.address, self._tls))
+        except FAULTS as error:
+            raise translate(doing, self.address.text, error) from error
+
+    async def path(self, target: str) -> str:
+        """`target` below the API version that both sides speak."""
+        if self._api is None:
+            await self.run("asking the Docker engine for its version", lambda api: api.api_version)
+        assert self._api is not None
+        return f"/v{self._api.api_version}{target}"
+
+    async def call(self, doing: str, method: str, target: str, body: Any = None, *, seconds: float = CALL_SECONDS) -> Any:
+        """One call on the event loop, for what must not wait for a thread."""
+        target = await self.path(target)
+        try:
+            async with asyncio.timeout(seconds), self.connection(doing) as connection:
+                return await connection.call(doing, method, target, body)
+        except TimeoutError as error:
+            raise translate(doing, self.address.text, error) from error
+
+    async def ping(self, seconds: float) -> None:
+        """Whether the engine answers now; needs no thread, so it is true also while all of them wait."""
+        doing = "asking the Docker engine whether it is there"
+        try:
+            async with asyncio.timeout(seconds), self.connection(doing) as connection:
+                await connection.call(doing, "GET", "/_ping")
+        except TimeoutError as error:
+            raise translate(doing, self.address.text, error) from error
