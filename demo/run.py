@@ -57,7 +57,7 @@ class Story:
 
     def upload(self, sandbox: str) -> None:
         """Writes the project, file by file."""
-        files = [path for path in sorted((HERE / "project").rglob("*.py"))]
+        files = sorted((HERE / "project").rglob("*.py"))
         start = time.perf_counter()
         for path in files:
             self.put(sandbox, path.relative_to(HERE / "project").as_posix(), path.read_bytes())

@@ -37,7 +37,9 @@ def build() -> Path:
     if target.exists():
         return target
     if os.geteuid() != 0:
-        raise SystemExit("building an image with debootstrap needs root: run this with sudo, or load an image of your own and set AGENT_SANDBOX_DEFAULT_IMAGE")
+        raise SystemExit(
+            "building an image with debootstrap needs root: run this with sudo, or load an image of your own and set AGENT_SANDBOX_DEFAULT_IMAGE"
+        )
     if shutil.which("debootstrap") is None:
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
         for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-q", "-y", "--no-install-recommends", "debootstrap"]):
@@ -59,7 +61,7 @@ def build() -> Path:
         (root / "usr/bin/python").symlink_to("python3")
         packed = Path(work) / "root.tar"
         subprocess.run(["tar", "-C", str(root), "--numeric-owner", "-cf", str(packed), "."], check=True, timeout=600)
-        os.replace(packed, target)
+        packed.replace(target)
     return target
 
 

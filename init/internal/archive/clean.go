@@ -16,7 +16,7 @@ import (
 func (h *Handler) clean() error {
 	var errs []error
 	for _, path := range h.volatile {
-		errs = append(errs, emptyFolder(path))
+		errs = append(errs, emptyFolder(path, h.uid))
 	}
 	if h.ipc {
 		errs = append(errs, removeIPC())
@@ -28,7 +28,7 @@ func (h *Handler) clean() error {
 }
 
 // emptyFolder removes what is in a folder, where there is one. What belongs to others cannot have been put there by the sandbox, and stays.
-func emptyFolder(path string) error {
+func emptyFolder(path string, uid uint32) error {
 	fd, err := tree.Open(unix.AT_FDCWD, path, folderFlags, 0)
 	if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
 		return nil
@@ -37,7 +37,6 @@ func emptyFolder(path string) error {
 		return fmt.Errorf("%s cannot be opened: %w", path, err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	uid := uint32(os.Geteuid())
 	return tree.Each(fd, func(e tree.Entry) error {
 		err := tree.Remove(fd, e.Name)
 		if err == nil {

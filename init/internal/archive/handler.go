@@ -62,6 +62,7 @@ type Handler struct {
 	processes Processes
 	volatile  []string // folders that a restore empties
 	ipc       bool     // whether SysV objects are ours to remove
+	uid       uint32
 	out, in   patience
 	step      func(name string) // before each step of an exchange; tests die in it
 }
@@ -69,7 +70,7 @@ type Handler struct {
 // New makes a Handler.
 func New(c Config, g *gate.Gate, p Processes) *Handler {
 	h := &Handler{
-		config: c, gate: g, processes: p, step: func(string) {},
+		config: c, gate: g, processes: p, uid: uint32(os.Geteuid()), step: func(string) {},
 		// An archive keeps the sandbox frozen, so its reader has to be quick; a restore ends all processes anyway.
 		out: patience{stall: 5 * time.Second, total: time.Minute},
 		in:  patience{stall: 15 * time.Second, total: 15 * time.Minute},
@@ -129,7 +130,7 @@ func (h *Handler) archive(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer release()
-	root, err := openRoot(h.config.Workspace)
+	root, err := openRoot(h.config.Workspace, h.uid)
 	if err != nil {
 		return err
 	}
@@ -190,11 +191,11 @@ func (h *Handler) freeze(ctx context.Context) (thaw func(), err error) {
 // root is the open workspace.
 type root struct {
 	fd   int
-	path string
 	stat unix.Statx_t
+	uid  uint32 // of the sandbox: whose files are ours
 }
 
-func openRoot(path string) (*root, error) {
+func openRoot(path string, uid uint32) (*root, error) {
 	fd, err := tree.Open(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("workspace %s cannot be opened: %w", path, err)
@@ -204,7 +205,7 @@ func openRoot(path string) (*root, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("workspace %s cannot be examined: %w", path, err)
 	}
-	return &root{fd, path, st}, nil
+	return &root{fd, st, uid}, nil
 }
 
 func (r *root) close() { _ = unix.Close(r.fd) }
@@ -239,7 +240,7 @@ func (h *Handler) restore(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer release()
-	root, err := openRoot(h.config.Workspace)
+	root, err := openRoot(h.config.Workspace, h.uid)
 	if err != nil {
 		return err
 	}
@@ -309,8 +310,9 @@ func (h *Handler) unpack(w http.ResponseWriter, r *http.Request, s *staging, wan
 	u := &unpacker{in: tarfmt.NewReader(&boundedBody{body: r.Body, left: want.maxBytes, limit: want.maxBytes, watch: watch}), want: want, watch: watch}
 	err := u.run(s.new)
 	s.unpacked = u.closed
-	if expired := watch.err(); expired != nil && err != nil {
-		err = expired
+	var known *apierr.Error
+	if expired := watch.err(); expired != nil && err != nil && !errors.As(err, &known) {
+		err = expired // and not the time-out of the read that it ended
 	}
 	return u.index, u.dropped, err
 }

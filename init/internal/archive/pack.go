@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"agentsandbox.dev/init/internal/apierr"
@@ -24,7 +23,7 @@ const (
 
 // pack writes the manifest, the workspace and the index.
 func pack(w *tarfmt.Writer, r *root, manifest []byte, watch *watch) error {
-	p := &packer{w: w, root: r, watch: watch, links: map[inode]link{}, uid: uint32(os.Geteuid())}
+	p := &packer{w: w, root: r, watch: watch, links: map[inode]link{}}
 	if err := w.WriteFile(manifestName, manifest); err != nil {
 		return err
 	}
@@ -67,7 +66,6 @@ type packer struct {
 	index    Index
 	path     []byte
 	links    map[inode]link
-	uid      uint32
 	noXattrs bool // this file system has none
 	xattrs   []byte
 }
@@ -206,7 +204,7 @@ func (p *packer) open(dir int, name string, flags int, need uint32) (fd int, st 
 		_ = unix.Close(fd)
 		return -1, st, restore, err
 	}
-	if mode := uint32(st.Mode & 0o7777); need&^mode != 0 && flags&unix.O_DIRECTORY != 0 && st.Uid == p.uid {
+	if mode := uint32(st.Mode & 0o7777); need&^mode != 0 && flags&unix.O_DIRECTORY != 0 && st.Uid == p.root.uid {
 		// Readable, but its entries cannot be reached.
 		if err := unix.Fchmod(fd, mode|need); err == nil {
 			restore = func() { _ = unix.Fchmod(fd, mode) }
@@ -226,7 +224,7 @@ func (p *packer) openClosed(dir int, name string, flags int, need uint32) (fd in
 		return -1, st, restore, err
 	}
 	kind, mode := st.Mode&unix.S_IFMT, uint32(st.Mode&0o7777)
-	if st.Uid != p.uid || (kind != unix.S_IFREG && kind != unix.S_IFDIR) {
+	if st.Uid != p.root.uid || (kind != unix.S_IFREG && kind != unix.S_IFDIR) {
 		return -1, st, restore, unix.EACCES
 	}
 	if err := unix.Chmod(tree.Self(place), mode|need); err != nil {

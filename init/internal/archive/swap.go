@@ -84,7 +84,7 @@ func (s *staging) open(top int) (err error) {
 	if err != nil {
 		return err
 	}
-	if st.Uid != uint32(os.Geteuid()) {
+	if st.Uid != s.root.uid {
 		return unix.EPERM
 	}
 	return unix.Fchmod(s.fd, 0o700)
@@ -322,7 +322,7 @@ func (s *staging) applyModes(which string) error {
 // Recover completes an exchange that init did not survive, or undoes it, and removes what else is in the reserved folder. Call it before the socket
 // opens. An error means that the workspace is neither the old nor the new one: nothing may be served then.
 func Recover(workspace string) error {
-	r, err := openRoot(workspace)
+	r, err := openRoot(workspace, uint32(os.Geteuid()))
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,12 @@ LONGEST = 640
 
 def tracked_sources() -> list[Path]:
     """Our own Python and Go files, without what is vendored."""
-    found = [path for folder in ("api", "operator", "init", "tests", "tools", "demo") for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".go"}]
+    found = [
+        path
+        for folder in ("api", "operator", "init", "tests", "tools", "demo")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".go"}
+    ]
     return [path for path in found if "vendor" not in path.parts]
 
 

@@ -1,4 +1,4 @@
-"""Where the engine is: DOCKER_HOST, else the context of the docker command line, else the default socket; and how it is reached from there."""
+"""Where the engine is: DOCKER_HOST, else the context of the docker command line, else the default socket."""
 
 from __future__ import annotations
 

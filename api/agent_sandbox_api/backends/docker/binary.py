@@ -1,4 +1,4 @@
-"""sandbox-init on the engine: a volume named by what it holds, filled and verified without starting a container, and shared by all instances."""
+"""sandbox-init on the engine: a volume named by what it holds, filled and verified without a running container, shared by all instances."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 import docker
-
 from agent_sandbox_core.errors import BackendError
 
 from . import specs
@@ -99,12 +98,12 @@ async def ensure_guest_volume(client: EngineClient, options: DockerOptions, arch
     content = await asyncio.to_thread(guest_binary, arch)
     volume = guest_volume(content, arch, readable=readable)
     image = await ensure_helper_image(client)
-    config = specs.filler_config(image, options.instance_id, volume.name)
+    config = specs.filler_config(options, image, volume.name)
     async with helper_container(client, config, f"preparing the volume {volume.name}") as container:
         if not await client.run(f"reading the volume {volume.name}", lambda api: holds(api, container, volume)):
             await client.run(f"filling the volume {volume.name}", lambda api: api.put_archive(container, specs.GUEST_FOLDER, pack(volume)))
             if not await client.run(f"reading the volume {volume.name}", lambda api: holds(api, container, volume)):
-                raise BackendError(f"the volume {volume.name} does not hold what was written to it: remove it (`docker volume rm`) and try again")
+                raise BackendError(f"the volume {volume.name} does not hold what was written to it: `docker volume rm` it and try again")
     return volume.name
 
 

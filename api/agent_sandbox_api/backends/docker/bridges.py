@@ -11,8 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from agent_sandbox_core.channel import TRANSPORT_ERRORS, Channel, Request
-from agent_sandbox_core.errors import BackendError, ChannelError, SandboxError
+from agent_sandbox_core.channel import CHANNEL_ERRORS, Channel, Request
+from agent_sandbox_core.errors import BackendError, ChannelError
 
 from . import specs
 from .channel import ExecStream, exec_config
@@ -84,7 +84,7 @@ class Bridges:
                         if await answers(stream):
                             return stream
                         problem = "the guest did not answer as its API says"
-                    except (ChannelError, *TRANSPORT_ERRORS) as error:
+                    except CHANNEL_ERRORS as error:
                         problem = str(error) or type(error).__name__
                     dead = await why_dead()
                     if dead is not None:
@@ -100,7 +100,7 @@ class Bridges:
         try:
             stream = await self.open(container)
             return await answers(stream)
-        except (SandboxError, *TRANSPORT_ERRORS):
+        except CHANNEL_ERRORS:
             return False
         finally:
             if stream is not None:

@@ -1,7 +1,7 @@
 """A channel: the input and output of a command in a container as one duplex stream, in the shape that httpcore wants.
 
-The engine's exec is a hijacked connection: it has no exit status of its own and its end says nothing but "the end". So nothing here guesses:
-an end inside a frame, and an end after the command or the engine has complained, are read errors that carry the complaint.
+The engine's exec is a hijacked connection: it has no exit status of its own, and its end says nothing but "the end". So nothing here
+guesses: an end inside a frame, and an end after the command or the engine has complained, are read errors that carry the complaint.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import httpcore
@@ -23,9 +23,9 @@ COMPLAINT_BYTES: Final = 4096
 
 
 class ExecStream(httpcore.AsyncNetworkStream):
-    """The stream of one exec. `expect`: what its first bytes must be; others are the engine's own words (it could not start the command)."""
+    """The stream of one exec. `expect`: how its output must begin; else that is the engine's own words (it could not start the command)."""
 
-    def __init__(self, wire: Wire, *, first: bytes = b"", expect: bytes = b"", on_close: Callable[[], None] | None = None) -> None:
+    def __init__(self, wire: Wire, *, first: bytes = b"", expect: bytes = b"") -> None:
         self._wire = wire
         self._parser = FrameParser()
         self._ready: deque[bytes] = deque()
@@ -33,7 +33,6 @@ class ExecStream(httpcore.AsyncNetworkStream):
         self._expect = expect
         self._opening = bytearray()
         self._fault: str | None = None
-        self._on_close = on_close
         self._feed(first)
 
     @property
@@ -65,12 +64,14 @@ class ExecStream(httpcore.AsyncNetworkStream):
 
     async def aclose(self) -> None:
         """Closes the connection; the engine then closes the command's input, which ends the bridge and nothing else."""
-        if self._on_close is not None:
-            self._on_close()
-            self._on_close = None
         await self._wire.aclose()
 
-    async def start_tls(self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None) -> httpcore.AsyncNetworkStream:  # noqa: ASYNC109 - httpcore's signature
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
+    ) -> httpcore.AsyncNetworkStream:
         """Channels carry plain HTTP inside the engine's own connection."""
         raise httpcore.ConnectError("a channel to a sandbox has no TLS of its own")
 

@@ -1,4 +1,4 @@
-"""The engine's client: docker-py for the lifecycle, in a few threads of its own, and connections on the event loop for everything that is long.
+"""The engine's client: docker-py for the lifecycle, in threads of its own, and connections on the event loop for everything that is long.
 
 docker-py blocks, so it never runs on the loop; a hanging engine can at most fill its eight threads, and every call here has a bound.
 """
@@ -11,15 +11,15 @@ import os
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 import docker
 from docker.tls import TLSConfig
 
 from .address import Address, find_address
-from .faults import FAULTS, EngineUnreachable, translate
+from .faults import FAULTS, translate
 from .http import EngineConnection
+from .threads import ThreadPool
 from .tunnel import Tunnel
 from .wire import connect
 
@@ -28,6 +28,7 @@ T = TypeVar("T")
 THREADS: Final = 8
 READ_SECONDS: Final = 60
 """How long docker-py waits for an answer on one connection."""
+CLOSE_SECONDS: Final = 2.0
 CALL_SECONDS: Final = 75.0
 """How long one call may take, the wait for a thread included."""
 
@@ -39,10 +40,9 @@ class EngineClient:
         self.address: Address = find_address(os.environ, host)
         self._tls: ssl.SSLContext | None = None
         self._tunnel = Tunnel(self.address) if self.address.kind == "ssh" else None
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="docker")
+        self._threads = ThreadPool(THREADS, "docker")
         self._api: docker.APIClient | None = None
         self._api_lock = threading.Lock()
-        self._closed = False
 
     async def open(self) -> None:
         """Reads the TLS files and starts the ssh tunnel; asks the engine nothing yet."""
@@ -52,9 +52,8 @@ class EngineClient:
             await self._tunnel.open()
 
     async def close(self) -> None:
-        """Lets running calls end by their own bounds and closes everything else."""
-        self._closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Closes everything. Calls that still run get a moment, then they are left to their own bounds."""
+        await asyncio.to_thread(self._threads.close, CLOSE_SECONDS)
         if self._tunnel is not None:
             await self._tunnel.close()
         if self._api is not None:
@@ -62,17 +61,11 @@ class EngineClient:
 
     async def run(self, doing: str, function: Callable[[docker.APIClient], T], seconds: float = CALL_SECONDS) -> T:
         """Calls docker-py in a thread. A cancelled caller does not stop the call: whoever must know its end keeps the task."""
-        if self._closed:
-            raise EngineUnreachable(f"{doing} failed: the Docker backend is closed")
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(seconds):
-                return await loop.run_in_executor(self._threads, self._call, function)
+                return await asyncio.wrap_future(self._threads.submit(lambda: function(self._connected())))
         except FAULTS as error:
             raise translate(doing, self.address.text, error) from error
-
-    def _call(self, function: Callable[[docker.APIClient], T]) -> T:
-        return function(self._connected())
 
     def _connected(self) -> docker.APIClient:
         """The client, made at the first call that finds the engine: its version is asked then."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Final
 from urllib.parse import urlencode
 
@@ -23,7 +23,7 @@ FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 10.0
 
 
-async def follow_changes(client: EngineClient, options: DockerOptions, closing: asyncio.Event) -> AsyncIterator[str]:
+async def follow_changes(client: EngineClient, options: DockerOptions, closing: asyncio.Event) -> AsyncGenerator[str]:
     """Ids of sandboxes to whose containers something happened, until `closing`. What happens while it reconnects is not seen here."""
     doing = "following the engine's events"
     mine = labels.label_filter(role=labels.CONTAINER, instance=options.instance_id)

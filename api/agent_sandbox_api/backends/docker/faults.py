@@ -14,7 +14,6 @@ from typing import Final
 import docker.errors
 import h11
 import requests.exceptions
-
 from agent_sandbox_core.errors import BackendError, SandboxError
 
 NOT_FOUND: Final = 404
@@ -45,7 +44,14 @@ class EngineRefusal(BackendError):
 
 
 # Everything that docker-py, requests, h11 or the operating system raise on the way to the engine and back.
-FAULTS: Final = (docker.errors.DockerException, requests.exceptions.RequestException, h11.ProtocolError, OSError, EOFError, json.JSONDecodeError)
+FAULTS: Final = (
+    docker.errors.DockerException,
+    requests.exceptions.RequestException,
+    h11.ProtocolError,
+    OSError,
+    EOFError,
+    json.JSONDecodeError,
+)
 
 
 def refuse(doing: str, status: int, detail: str) -> EngineRefusal:
@@ -61,9 +67,9 @@ def translate(doing: str, address: str, error: BaseException) -> SandboxError:
     if isinstance(error, docker.errors.APIError) and error.response is not None:
         return refuse(doing, error.response.status_code, str(error.explanation or error))
     if isinstance(error, TimeoutError | asyncio.TimeoutError | requests.exceptions.Timeout):
-        return EngineUnreachable(f"{doing} failed: the Docker engine at {address} did not answer in time: look at its load and its log, then try again")
+        return EngineUnreachable(f"{doing} failed: the Docker engine at {address} did not answer in time: look at its load and its log")
     cause = root_cause(error)
-    return EngineUnreachable(f"{doing} failed: the Docker engine at {address} cannot be used ({cause}): start it or check DOCKER_HOST, then try again")
+    return EngineUnreachable(f"{doing} failed: the Docker engine at {address} cannot be used ({cause}): start it, or check DOCKER_HOST")
 
 
 def root_cause(error: BaseException) -> str:

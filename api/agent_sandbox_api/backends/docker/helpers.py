@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import docker
-
 from agent_sandbox_core.errors import SandboxError
 
-from . import labels
+from . import calls, labels
 from .client import EngineClient
 from .faults import EngineRefusal
 
 HELPER_IMAGE: Final = "agent-sandbox-helper"
 HELPER_TAG: Final = "1"
-HELPER_SECONDS: Final = 30.0
+HELPER_SECONDS: Final = 30
 OUTPUT_BYTES: Final = 64 * 1024
 
 
@@ -42,14 +41,14 @@ def find_or_import(api: docker.APIClient) -> str:
     """Finds our image by name and label, or makes it."""
     name = f"{HELPER_IMAGE}:{HELPER_TAG}"
     try:
-        found = api.inspect_image(name)
+        found = calls.inspect_image(api, name)
     except docker.errors.ImageNotFound:
         found = None
     own = labels.shared_labels(labels.IMAGE)
     if found is None or (found["Config"].get("Labels") or {}).get(labels.ROLE) != labels.IMAGE:
         changes = ["LABEL " + " ".join(f'{key}="{value}"' for key, value in own.items())]
         api.import_image_from_data(empty_root(), repository=HELPER_IMAGE, tag=HELPER_TAG, changes=changes)
-        found = api.inspect_image(name)
+        found = calls.inspect_image(api, name)
     return str(found["Id"])
 
 
@@ -68,7 +67,7 @@ def empty_root() -> bytes:
 async def helper_container(client: EngineClient, config: Mapping[str, Any], doing: str) -> AsyncIterator[str]:
     """A container for the time of the block, removed also when the block or its task ends early."""
     name = f"agent-sandbox-helper-{secrets.token_hex(6)}"
-    making = asyncio.ensure_future(client.run(doing, lambda api: api.create_container_from_config(dict(config), name)))
+    making = asyncio.ensure_future(client.run(doing, lambda api: calls.create_container(api, dict(config), name)))
     try:
         await asyncio.shield(making)
         yield name

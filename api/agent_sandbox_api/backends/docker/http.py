@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Final
 
 import h11
@@ -13,11 +13,10 @@ from .wire import Wire
 
 ERROR_STATUS: Final = 400
 MAX_BODY_BYTES: Final = 8 << 20
-UNUSABLE: Final = "the engine closed the connection before it had answered"
 
 
 class EngineConnection:
-    """One connection to the engine, used for one call after another. Faults are those of faults.FAULTS; an error status is an EngineRefusal."""
+    """One connection to the engine, for one call after another. Faults are those of faults.FAULTS; an error status is an EngineRefusal."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
@@ -39,7 +38,7 @@ class EngineConnection:
         is_json = dict(response.headers).get(b"content-type", b"").startswith(b"application/json")
         return json.loads(content) if content and is_json else None
 
-    async def follow(self, doing: str, method: str, target: str, headers: dict[str, str] | None = None) -> AsyncIterator[Any]:
+    async def follow(self, doing: str, method: str, target: str, headers: dict[str, str] | None = None) -> AsyncGenerator[Any]:
         """An answer that is a stream of JSON lines, each as it comes; ends when the engine ends it."""
         await self._send(method, target, None, headers or {})
         response = await self._response()
@@ -66,12 +65,11 @@ class EngineConnection:
         event = await self._next()
         if isinstance(event, h11.InformationalResponse) and event.status_code == 101:
             return bytes(self._http.trailing_data[0])
-        if not isinstance(event, h11.Response):
-            raise EOFError(UNUSABLE)
-        content = b"".join([data async for data in self._body()])
-        if event.status_code >= ERROR_STATUS:
-            raise refuse(doing, event.status_code, error_text(content))
-        raise EOFError(f"it answered {event.status_code} to an upgrade to a byte stream; a proxy before it must let `Upgrade: tcp` through")
+        status = event.status_code if isinstance(event, h11.Response) else 0
+        content = b"".join([data async for data in self._body()]) if status else b""
+        if status >= ERROR_STATUS:
+            raise refuse(doing, status, error_text(content))
+        raise EOFError(f"it answered {status} to an upgrade to a byte stream; a proxy before it must let `Upgrade: tcp` through")
 
     async def _send(self, method: str, target: str, body: Any, extra: dict[str, str]) -> None:
         content = b"" if body is None else json.dumps(body).encode()
@@ -86,26 +84,23 @@ class EngineConnection:
         event = await self._next()
         while isinstance(event, h11.InformationalResponse):
             event = await self._next()
-        if not isinstance(event, h11.Response):
-            raise EOFError(self.wire.explain(UNUSABLE))
-        return event
+        if isinstance(event, h11.Response):
+            return event
+        raise EOFError(self.wire.explain("the engine closed the connection before it had answered"))
 
     async def _body(self) -> AsyncIterator[bytes]:
-        while True:
-            event = await self._next()
-            if isinstance(event, h11.Data):
-                yield bytes(event.data)
-            elif isinstance(event, h11.EndOfMessage):
-                return
-            else:
-                raise EOFError(self.wire.explain("the engine closed the connection in the middle of an answer"))
+        while isinstance(event := await self._next(), h11.Data):
+            yield bytes(event.data)
+        if event is not h11.PAUSED and not isinstance(event, h11.EndOfMessage):
+            raise EOFError(self.wire.explain("the engine closed the connection in the middle of an answer"))
 
     async def _next(self) -> h11.Event | type[h11.PAUSED]:
         while True:
             event = self._http.next_event()
-            if event is not h11.NEED_DATA:
-                return event
-            self._http.receive_data(await self.wire.read())
+            if event is h11.NEED_DATA:
+                self._http.receive_data(await self.wire.read())
+            else:
+                return event  # type: ignore[return-value]  # NEED_DATA was the other branch
 
 
 def error_text(content: bytes) -> str:

@@ -8,18 +8,19 @@ import hashlib
 import io
 import json
 import tarfile
+import time
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import docker
 import docker.auth
 import docker.utils
-
 from agent_sandbox_core import hardening
 from agent_sandbox_core.errors import BackendError, InvalidRequest, SandboxError
 
-from ...images import is_reference
-from . import labels, specs
+from agent_sandbox_api.images import is_reference
+
+from . import calls, labels, specs
 from .client import EngineClient
 from .faults import EngineRefusal
 from .helpers import helper_container
@@ -62,12 +63,12 @@ class Images:
     async def _find(self, reference: str) -> dict[str, Any]:
         doing = f"looking for the image {reference}"
         try:
-            found: dict[str, Any] = await self._client.run(doing, lambda api: api.inspect_image(reference))
+            found: dict[str, Any] = await self._client.run(doing, lambda api: calls.inspect_image(api, reference))
         except EngineRefusal as error:
             if not error.missing:
                 raise
             await self._pull(reference)
-            found = await self._client.run(doing, lambda api: api.inspect_image(reference))
+            found = await self._client.run(doing, lambda api: calls.inspect_image(api, reference))
         if found.get("Os", "linux") != "linux":
             raise InvalidRequest(f"the image {reference} is for {found['Os']}: sandboxes run Linux images")
         return found
@@ -83,7 +84,8 @@ class Images:
             pull.add_done_callback(lambda done: self._forget_pull(reference, done))
         ended, _ = await asyncio.wait({pull}, timeout=PULL_SECONDS)
         if not ended:
-            raise BackendError(f"the image {reference} is not on the engine; its pull takes longer than {PULL_SECONDS:.0f} s and goes on: try again later")
+            waited = f"its pull takes longer than {PULL_SECONDS:.0f} s and goes on"
+            raise BackendError(f"the image {reference} is not on the engine; {waited}: try again later")
         if pull.cancelled():
             raise BackendError(f"the pull of the image {reference} was ended: try again")
         pull.result()
@@ -110,9 +112,8 @@ class Images:
                         raise BackendError(f"the image {reference} is not on the engine and cannot be pulled: {line['error']}")
         except EngineRefusal as error:
             if error.missing:
-                raise InvalidRequest(
-                    f"the image {reference} is not on the engine and no registry gives it out: {error.detail}: check its name, or `docker login`"
-                ) from error
+                why = f"no registry gives it out: {error.detail}: check its name, or `docker login`"
+                raise InvalidRequest(f"the image {reference} is not on the engine and {why}") from error
             raise BackendError(f"the image {reference} is not on the engine and cannot be pulled: {error.detail}") from error
 
     async def _derived(self, reference: str, base_id: str) -> str:
@@ -140,11 +141,11 @@ class Images:
         client = self._client
         doing = f"preparing the image {reference} for sandboxes"
         with contextlib.suppress(SandboxError):
-            found = await client.run(doing, lambda api: api.inspect_image(name))
+            found = await client.run(doing, lambda api: calls.inspect_image(api, name))
             if (found["Config"].get("Labels") or {}).get(BASE) == base_id:
                 return str(found["Id"])
         top = workspace_layer(*self._options.user_ids)
-        async with helper_container(client, specs.derive_config(base_id, self._options.instance_id), doing) as container:
+        async with helper_container(client, specs.derive_config(self._options, base_id), doing) as container:
             await client.run(doing, lambda api: api.put_archive(container, "/", top))
             return await client.run(doing, lambda api: commit(api, container, name, base_id))
 
@@ -152,7 +153,7 @@ class Images:
         """Removes derived images that nothing uses: at once where the base has lost its name, else after `unused_seconds`."""
         images, containers = await asyncio.gather(
             self._client.run("listing images", lambda api: api.images(all=False)),
-            self._client.run("listing containers", lambda api: api.containers(all=True)),
+            self._client.run("listing containers", calls.list_containers),
         )
         used = {row["ImageID"] for row in containers}
         named = {row["Id"] for row in images if any(tag != "<none>:<none>" for tag in row.get("RepoTags") or [])}
@@ -200,7 +201,7 @@ def workspace_layer(uid: int, gid: int) -> bytes:
         name = hardening.WORKSPACE.lstrip("/")
         tar.addfile(tarfile.TarInfo(name))
         member = tarfile.TarInfo(name)
-        member.type, member.mode, member.uid, member.gid = tarfile.DIRTYPE, 0o755, uid, gid
+        member.type, member.mode, member.uid, member.gid, member.mtime = tarfile.DIRTYPE, 0o755, uid, gid, int(time.time())
         tar.addfile(member)
     return packed.getvalue()
 
@@ -215,5 +216,3 @@ def is_image_id(reference: str) -> bool:
     """Whether it is the id of an image, as the engine prints it."""
     digits = reference.removeprefix(ID_PREFIX)
     return reference.startswith(ID_PREFIX) and len(digits) == 64 and all(digit in "0123456789abcdef" for digit in digits)
-
-

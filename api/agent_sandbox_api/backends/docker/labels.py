@@ -12,21 +12,24 @@ from typing import Any, Final
 
 from agent_sandbox_core.models import SandboxSpec, Termination, rfc3339
 
-from ..engine import InstanceRecord
+from agent_sandbox_api.backends.engine import InstanceRecord
+
+from .options import DockerOptions
 
 PREFIX: Final = "agentsandbox.dev"
 PRODUCT: Final = f"{PREFIX}/product"
 PRODUCT_NAME: Final = "agent-sandbox"
 ROLE: Final = f"{PREFIX}/role"
 INSTANCE: Final = f"{PREFIX}/instance"
+PROCESS: Final = f"{PREFIX}/process"
 SANDBOX: Final = f"{PREFIX}/sandbox"
 RECORD: Final = f"{PREFIX}/record"
 INCARNATION: Final = f"{PREFIX}/incarnation"
 TERMINATION: Final = f"{PREFIX}/last-termination"
 ENV_NAMES: Final = "env_names"
 
-# Roles. A sandbox has a container and a workspace, and a tombstone while it is being removed. A helper is a container that lives for one step.
-# What all instances on an engine share carries no instance: guest volume, image, network.
+# Roles. A sandbox has a container and a workspace, and a tombstone while it is being removed. A helper is a container that lives for one
+# step. What all instances on an engine share carries no instance: guest volume, image, network.
 CONTAINER: Final = "sandbox"
 WORKSPACE: Final = "workspace"
 TOMBSTONE: Final = "tombstone"
@@ -42,22 +45,22 @@ class LabelError(Exception):
 
 def shared_labels(role: str) -> dict[str, str]:
     """Labels of what all instances share. An instance of "" says that it is nobody's."""
-    return {PRODUCT: PRODUCT_NAME, ROLE: role, INSTANCE: "", SANDBOX: "", RECORD: "", INCARNATION: "", TERMINATION: ""}
+    return dict.fromkeys((INSTANCE, PROCESS, SANDBOX, RECORD, INCARNATION, TERMINATION), "") | {PRODUCT: PRODUCT_NAME, ROLE: role}
 
 
-def own_labels(role: str, instance_id: str, sandbox_id: str = "") -> dict[str, str]:
-    """Labels of what belongs to one instance."""
-    return shared_labels(role) | {INSTANCE: instance_id, SANDBOX: sandbox_id}
+def own_labels(role: str, options: DockerOptions, sandbox_id: str = "") -> dict[str, str]:
+    """Labels of what belongs to one instance, made by this process."""
+    return shared_labels(role) | {INSTANCE: options.instance_id, PROCESS: options.process_id, SANDBOX: sandbox_id}
 
 
-def record_labels(role: str, instance_id: str, record: InstanceRecord) -> dict[str, str]:
+def record_labels(role: str, options: DockerOptions, record: InstanceRecord) -> dict[str, str]:
     """Labels of a sandbox's workspace."""
-    return own_labels(role, instance_id, record.sandbox_id) | {RECORD: write_record(record)}
+    return own_labels(role, options, record.sandbox_id) | {RECORD: write_record(record)}
 
 
-def container_labels(instance_id: str, record: InstanceRecord, incarnation: int, termination: Termination | None) -> dict[str, str]:
+def container_labels(options: DockerOptions, record: InstanceRecord, incarnation: int, termination: Termination | None) -> dict[str, str]:
     """Labels of a sandbox's container: it is one incarnation, and knows how the one before ended."""
-    return record_labels(CONTAINER, instance_id, record) | {
+    return record_labels(CONTAINER, options, record) | {
         INCARNATION: str(incarnation),
         TERMINATION: termination.model_dump_json() if termination else "",
     }

@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 import docker
-
 from agent_sandbox_core.errors import BackendError, InvalidRequest, SandboxError
 from agent_sandbox_core.models import Termination
 
-from ..engine import InstanceRecord
-from . import labels, specs
+from agent_sandbox_api.backends.engine import InstanceRecord
+
+from . import calls, labels, specs
 from .bridges import Bridges
 from .channel import ExecStream
 from .client import EngineClient
@@ -32,7 +32,7 @@ from .state import read_termination
 logger = logging.getLogger(__name__)
 
 BAD_REQUEST: Final = 400
-GONE_SECONDS: Final = 30.0
+GONE_SECONDS: Final = 30
 RELEASE_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 0.1
 TRIES: Final = 3
@@ -84,18 +84,22 @@ class Lifecycle:
     async def _create(self, sandbox_id: str, name: str, config: dict[str, Any]) -> None:
         doing = f"creating the container of the sandbox {sandbox_id}"
         try:
-            await self._client.run(doing, lambda api: api.create_container_from_config(config, name))
+            await self._client.run(doing, lambda api: calls.create_container(api, config, name))
         except EngineRefusal as error:
             if not error.conflicting:
                 raise
             # Left by an earlier try of the same step that died; nobody was told of it.
             await self.discard(name)
-            await self._client.run(doing, lambda api: api.create_container_from_config(config, name))
+            await self._client.run(doing, lambda api: calls.create_container(api, config, name))
 
     async def _start(self, record: InstanceRecord, name: str, place: specs.Placement) -> ExecStream:
         await self._client.run(f"starting the sandbox {record.sandbox_id}", lambda api: api.start(name))
         if record.spec.network:
             await self._shared.network.guard(record.sandbox_id, name, place.guest_volume)
+        return await self.wait_ready(record, name)
+
+    async def wait_ready(self, record: InstanceRecord, name: str) -> ExecStream:
+        """The first channel over which the guest of a started container answers."""
 
         async def why_dead() -> str | None:
             inspected = await self.inspect_container(name)
@@ -105,9 +109,7 @@ class Lifecycle:
 
         return await self._bridges.wait_ready(name, why_dead)
 
-    async def replace(
-        self, record: InstanceRecord, old: Mapping[str, Any], *, incarnation: int, termination: Termination | None
-    ) -> None:
+    async def replace(self, record: InstanceRecord, old: Mapping[str, Any], *, incarnation: int, termination: Termination | None) -> None:
         """A fresh container on the same workspace, made of the same image, with the same user, in place of `old` (its inspect)."""
         sandbox_id, name = record.sandbox_id, specs.next_name(record.sandbox_id)
         options = replace(self._options, sandbox_user=str(old["Config"].get("User") or self._options.sandbox_user))
@@ -157,6 +159,7 @@ class Lifecycle:
     async def discard(self, container: str) -> None:
         """Removes a container and its anonymous volumes; returns when it is gone, whoever removes it."""
         doing = f"removing the container {container}"
+        problem = f"{doing} failed"
         try:
             async with asyncio.timeout(GONE_SECONDS):
                 while True:
@@ -166,27 +169,27 @@ class Lifecycle:
                         if error.missing:
                             return
                         # Somebody else removes it, or its file system is busy for a moment.
-                        problem = error
+                        problem = error.message
                     else:
                         return
                     await asyncio.sleep(PAUSE_SECONDS)
         except TimeoutError as error:
-            raise BackendError(f"{problem.message}; gave up after {GONE_SECONDS:.0f} s: try again, or look at the engine's log") from error
+            raise BackendError(f"{problem}; gave up after {GONE_SECONDS:.0f} s: try again, or look at the engine's log") from error
 
     async def remove(self, sandbox_id: str) -> None:
-        """Removes everything of a sandbox. Once the tombstone is there, it is removed for everybody, and a sweep ends what is not ended here."""
+        """Removes everything of a sandbox. With the tombstone it is gone for everybody, and a sweep ends what is not ended here."""
         self._bridges.drop_warm(sandbox_id)
         self._shared.network.release(sandbox_id)
         doing = f"removing the sandbox {sandbox_id}"
         mine = labels.label_filter(instance=self._options.instance_id, sandbox=sandbox_id)
         containers, volumes = await asyncio.gather(
-            self._client.run(doing, lambda api: api.containers(all=True, filters=mine)),
-            self._client.run(doing, lambda api: api.volumes(filters=mine)["Volumes"] or []),
+            self._client.run(doing, lambda api: calls.list_containers(api, mine)),
+            self._client.run(doing, lambda api: calls.list_volumes(api, mine)),
         )
         if not containers and not volumes:
             return
         tombstone = specs.tombstone_name(sandbox_id)
-        own = labels.own_labels(labels.TOMBSTONE, self._options.instance_id, sandbox_id)
+        own = labels.own_labels(labels.TOMBSTONE, self._options, sandbox_id)
         await self._client.run(doing, lambda api: api.create_volume(tombstone, labels=own))
         await asyncio.gather(*(self.discard(row["Id"]) for row in containers))
         names = {row["Name"] for row in volumes} | {specs.volume_name(sandbox_id)}
@@ -216,7 +219,7 @@ class Lifecycle:
 
 
 def kill(api: docker.APIClient, container: str) -> None:
-    """Ends a container's processes at once and waits for it. PID 1 discards every signal that it could discard, so there is no gentler way."""
+    """Ends a container's processes at once and waits for it. PID 1 discards every signal that it can, so there is no gentler way."""
     try:
         api.kill(container)
     except docker.errors.APIError as error:

@@ -1,7 +1,8 @@
 """`network=true`: a bridge on which sandboxes do not see each other, and a guard inside each sandbox's own network namespace.
 
-Docker's API alone cannot close private networks, so before any channel into such a sandbox is opened, sandbox-init's netguard must have loaded
-its rules there and read them back. That is checked here for each start of each container, whoever started it: without it there is no channel.
+Docker's API alone cannot close private networks, so before any channel into such a sandbox is opened, sandbox-init's netguard must have
+loaded its rules there and read them back. That is checked for each start of each container, whoever started it; without it there is no
+channel.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ ICC: Final = "com.docker.network.bridge.enable_icc"
 SURVEY_SECONDS: Final = 300.0
 """How long the engine's addresses and resolvers are taken to be what they were."""
 GUARDED_RUNTIMES: Final = frozenset({"", "runc", "crun", "youki", "io.containerd.runc.v2"})
-"""Runtimes whose sandboxes use the kernel's network stack. Others (gVisor, Kata) bring their own: their packets never meet the guard's rules."""
-MAPPED_V4: Final = ipaddress.ip_network("::ffff:0:0/96")
+"""Runtimes whose sandboxes use the kernel's network stack. Others (gVisor, Kata) bring their own, and its packets never meet the rules."""
+MAPPED_V4: Final = ipaddress.IPv6Network("::ffff:0:0/96")
+"""IPv4 in IPv6. A packet to such an address is an IPv4 packet, so IPv4's rules cover it; netguard refuses the range as one of IPv6."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,8 @@ class Network:
                 found = [oldest]
         problem = next((text for row in found if (text := why_unfit(row))), None)
         if problem:
-            raise BackendError(f"the network {name} {problem}: remove it (`docker network rm {name}`), or set AGENT_SANDBOX_NETWORK_NAME to another name")
+            ways = f"`docker network rm {name}`, or set AGENT_SANDBOX_NETWORK_NAME to another name"
+            raise BackendError(f"the network {name} {problem}: {ways}")
 
     async def _named(self) -> list[dict[str, Any]]:
         name = self._options.network_name
@@ -109,22 +112,21 @@ class Network:
     async def _look(self, guest_volume: str) -> Survey:
         doing = "looking at the engine's own network"
         image = await ensure_helper_image(self._client)
-        config = specs.survey_config(image, self._options.instance_id, guest_volume)
-        ended, rows = await asyncio.gather(
-            run_helper(self._client, config, doing), self._client.run("listing networks", lambda api: api.networks())
-        )
+        config = specs.survey_config(specs.Helper(self._options, image, guest_volume))
+        ended, rows = await asyncio.gather(run_helper(self._client, config, doing), self._client.run("listing networks", lambda api: api.networks()))
         try:
-            said = json.loads(ended.output) if ended.code == 0 else None
+            said: dict[str, list[str]] = json.loads(ended.output) if ended.code == 0 else {}
             return Survey(
                 addresses=tuple(sorted(str(ipaddress.ip_address(text)) for text in said["addresses"])),
                 subnets=tuple(sorted(subnets(rows))),
                 resolvers=tuple(str(ipaddress.ip_address(text)) for text in said["resolvers"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise BackendError(f"{doing} failed, so no sandbox can have a network now (exit code {ended.code}): {ended.output[:500]}") from error
+            said_instead = f"exit code {ended.code}: {ended.output[:500]}"
+            raise BackendError(f"{doing} failed, so no sandbox can have a network now ({said_instead})") from error
 
     async def guard(self, sandbox_id: str, container: str, guest_volume: str) -> None:
-        """Returns once the container's network is closed to private addresses in its present start. Fails closed: BackendError otherwise."""
+        """Returns once the container's network is closed to private addresses in its present start. BackendError otherwise."""
         lock = self._guarding.setdefault(sandbox_id, asyncio.Lock())
         async with lock:
             doing = f"looking at the sandbox {sandbox_id}"
@@ -134,11 +136,11 @@ class Network:
             survey = await self._look_around(guest_volume)
             image = await ensure_helper_image(self._client)
             arguments = ["--config", encode(survey)]
-            config = specs.guard_config(image, self._options.instance_id, sandbox_id, guest_volume, container, arguments)
+            config = specs.guard_config(specs.Helper(self._options, image, guest_volume), sandbox_id, container, arguments)
             ended = await run_helper(self._client, config, f"closing private networks to the sandbox {sandbox_id}")
             if ended.code != 0:
                 raise BackendError(
-                    f"private networks could not be closed to the sandbox {sandbox_id}, so it may not run with a network: {ended.output[:500]}. "
+                    f"private networks could not be closed to the sandbox {sandbox_id}, so it gets no network: {ended.output[:500]}. "
                     "The engine's kernel needs nftables; or create the sandbox without a network"
                 )
             again = start_of(await self._client.run(doing, lambda api: api.inspect_container(container)))
@@ -189,15 +191,18 @@ def subnets(rows: Iterable[dict[str, Any]]) -> set[str]:
 
 def blocked(survey: Survey) -> list[str]:
     """Everything that an open sandbox must not reach, without what a wider network covers."""
-    texts = (*hardening.BLOCKED_NETWORKS, *survey.subnets, *survey.addresses)
-    networks = [ipaddress.ip_network(text) for text in texts]
-    four = ipaddress.collapse_addresses(network for network in networks if isinstance(network, ipaddress.IPv4Network))
-    # A packet to a mapped address is an IPv4 packet, so IPv4's rules cover it; netguard refuses the range as one of IPv6.
-    six = ipaddress.collapse_addresses(
-        network for network in networks if isinstance(network, ipaddress.IPv6Network) and not network.subnet_of(MAPPED_V4)
-    )
-    # The sandbox's loopback is its own, not the engine's.
-    return [str(network) for network in (*four, *six) if not network.network_address.is_loopback]
+    four: list[ipaddress.IPv4Network] = []
+    six: list[ipaddress.IPv6Network] = []
+    for text in (*hardening.BLOCKED_NETWORKS, *survey.subnets, *survey.addresses):
+        network = ipaddress.ip_network(text)
+        # The sandbox's loopback is its own, not the engine's.
+        if network.network_address.is_loopback:
+            continue
+        if isinstance(network, ipaddress.IPv4Network):
+            four.append(network)
+        elif not network.subnet_of(MAPPED_V4):
+            six.append(network)
+    return [str(network) for network in (*ipaddress.collapse_addresses(four), *ipaddress.collapse_addresses(six))]
 
 
 def encode(survey: Survey) -> str:

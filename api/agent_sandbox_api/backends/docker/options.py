@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,9 @@ class DockerOptions:
     network_name: str = "agent-sandbox-net"
     host: str | None = None
     """Address of the engine; None for DOCKER_HOST, or the context of the docker command line."""
+
+    process_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Tells what this process is making from what a dead one of the same instance left half-made."""
 
     @property
     def user_ids(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What all sandboxes on an engine share, prepared at the first need and again when it is found missing: facts, guest volume, image, network."""
+"""What all sandboxes on an engine share, prepared at the first need and again when it is found missing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..engine import InstanceRecord
+from agent_sandbox_api.backends.engine import InstanceRecord
+
 from . import binary, specs
 from .client import EngineClient
 from .faults import EngineRefusal
@@ -94,7 +95,8 @@ class Shared:
                 logger.warning("the Docker engine at %s does not limit %s", self._client.address.text, meaning)
         runtime = self._options.docker_runtime
         if runtime and runtime not in self.facts.runtimes:
-            logger.warning("the Docker engine at %s has no runtime %s, it has %s", self._client.address.text, runtime, sorted(self.facts.runtimes))
+            has = ", ".join(sorted(self.facts.runtimes))
+            logger.warning("the Docker engine at %s has no runtime %s, it has %s", self._client.address.text, runtime, has)
 
 
 def read_facts(info: dict[str, Any]) -> Facts:

@@ -10,7 +10,8 @@ from typing import Any, Final
 from agent_sandbox_core import hardening
 from agent_sandbox_core.models import Termination
 
-from ..engine import InstanceRecord
+from agent_sandbox_api.backends.engine import InstanceRecord
+
 from . import labels
 from .options import DockerOptions
 
@@ -22,12 +23,10 @@ NO_NETWORK: Final = "none"
 MEBIBYTE: Final = 1 << 20
 NANO: Final = 10**9
 
-OPEN_FILES: Final = 65_536
-"""Enough for servers and builds, and few enough for programs that close every possible descriptor."""
 OOM_SCORE: Final = 500
 """When the engine's own machine is short of memory, sandboxes go before everything else on it. Commands in a sandbox are at 1000."""
 SMALL_SHM_SHARE: Final = 4
-"""/dev/shm counts against the memory limit, so it is at most this part of it."""
+"""Shared memory counts against the memory limit, so it is at most this part of it."""
 NO_DNS: Final = ("127.0.0.1",)
 """Nobody answers there, at once: without a network a look-up fails in milliseconds instead of after the resolver's time-outs."""
 NO_DNS_OPTIONS: Final = ("timeout:1", "attempts:1")
@@ -64,7 +63,7 @@ def volume_name(sandbox_id: str) -> str:
 
 
 def tombstone_name(sandbox_id: str) -> str:
-    """An empty volume that says: this sandbox is being removed. It comes first and goes last, so a removal that was begun is always ended."""
+    """An empty volume that says: this sandbox is being removed. It comes first and goes last, so a removal once begun is ended."""
     return f"agent-sandbox-{sandbox_id}.removing"
 
 
@@ -107,7 +106,7 @@ def sandbox_config(
         "Env": [f"{name}={value}" for name, value in environment.items()],
         # A health check of the image would run in the sandbox, outside of its rules.
         "Healthcheck": {"Test": ["NONE"]},
-        "Labels": labels.container_labels(options.instance_id, record, incarnation, termination),
+        "Labels": labels.container_labels(options, record, incarnation, termination),
         "HostConfig": host_config(options, record, place, fresh=fresh),
     }
 
@@ -131,7 +130,8 @@ def host_config(options: DockerOptions, record: InstanceRecord, place: Placement
         "OomScoreAdj": OOM_SCORE,
         "ShmSize": min(hardening.SHM_MB, max(1, spec.memory_mb // SMALL_SHM_SHARE)) * MEBIBYTE,
         "Tmpfs": {hardening.TMP_PATH: tmp_options(options.tmp_size_mb)},
-        "Ulimits": [{"Name": "nofile", "Soft": OPEN_FILES, "Hard": OPEN_FILES}, {"Name": "core", "Soft": 0, "Hard": 0}],
+        # Only what lowers a limit: a rootless or nested engine may raise none, and would not start the sandbox.
+        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
         "Mounts": [
             workspace_mount(options, record, fresh=fresh),
             guest_mount(place.guest_volume, read_only=True),
@@ -157,7 +157,7 @@ def tmp_options(size_mb: int) -> str:
 
 def workspace_mount(options: DockerOptions, record: InstanceRecord, *, fresh: bool) -> dict[str, Any]:
     """The workspace. It is made together with its container, and takes its owner from /workspace of the image."""
-    owner = labels.record_labels(labels.WORKSPACE, options.instance_id, record)
+    owner = labels.record_labels(labels.WORKSPACE, options, record)
     return {
         "Type": "volume",
         "Source": volume_name(record.sandbox_id),
@@ -180,61 +180,59 @@ def guest_mount(volume: str, *, read_only: bool) -> dict[str, Any]:
 def image_mounts(options: DockerOptions, record: InstanceRecord, image: Image) -> list[dict[str, Any]]:
     """Paths that the image declares as volumes: part of the root like any other, so read-only when that is, and gone with the container."""
     taken = {hardening.WORKSPACE, hardening.TMP_PATH, GUEST_FOLDER, "/"}
-    owner = labels.own_labels(labels.CONTAINER, options.instance_id, record.sandbox_id)
+    owner = labels.own_labels(labels.CONTAINER, options, record.sandbox_id)
     paths = sorted({posixpath.normpath(path) for path in image.volumes} - taken)
     read_only = record.spec.read_only_rootfs
     return [{"Type": "volume", "Target": path, "ReadOnly": read_only, "VolumeOptions": {"Labels": owner}} for path in paths]
 
 
-def filler_config(helper_image: str, instance_id: str, volume: str) -> dict[str, Any]:
+def filler_config(options: DockerOptions, helper_image: str, volume: str) -> dict[str, Any]:
     """The container through which the guest volume is filled and read back; it is never started."""
     return {
         "Image": helper_image,
         "Entrypoint": ["/none"],
-        "Labels": labels.own_labels(labels.HELPER, instance_id),
+        "Labels": labels.own_labels(labels.HELPER, options),
         "HostConfig": {"NetworkMode": NO_NETWORK, "Mounts": [guest_mount(volume, read_only=False)]},
     }
 
 
-def derive_config(base_id: str, instance_id: str) -> dict[str, Any]:
+def derive_config(options: DockerOptions, base_id: str) -> dict[str, Any]:
     """The container from which an image with an owned workspace is committed; it is never started."""
     return {
         "Image": base_id,
         "Entrypoint": ["/none"],
-        "Labels": labels.own_labels(labels.HELPER, instance_id),
+        "Labels": labels.own_labels(labels.HELPER, options),
         "HostConfig": {"NetworkMode": NO_NETWORK},
     }
 
 
-def guard_config(
-    helper_image: str, instance_id: str, sandbox_id: str, guest_volume: str, container_id: str, arguments: Sequence[str]
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Helper:
+    """What every helper that runs sandbox-init is made of."""
+
+    options: DockerOptions
+    image: str
+    guest_volume: str
+
+
+def guard_config(helper: Helper, sandbox_id: str, container_id: str, arguments: Sequence[str]) -> dict[str, Any]:
     """The container that closes private networks to a sandbox: in its network namespace, with the one capability that this takes."""
-    return helper_config(
-        helper_image,
-        labels.own_labels(labels.HELPER, instance_id, sandbox_id),
-        guest_volume,
-        ["netguard", *arguments],
-        {"NetworkMode": f"container:{container_id}", "CapAdd": ["NET_ADMIN"]},
-    )
+    host = {"NetworkMode": f"container:{container_id}", "CapAdd": ["NET_ADMIN"]}
+    return helper_config(helper, ["netguard", *arguments], host, sandbox_id)
 
 
-def survey_config(helper_image: str, instance_id: str, guest_volume: str) -> dict[str, Any]:
+def survey_config(helper: Helper) -> dict[str, Any]:
     """The container that looks at the engine's own network: which addresses it has, and which resolvers it uses. It has no capability."""
-    return helper_config(
-        helper_image, labels.own_labels(labels.HELPER, instance_id), guest_volume, ["netguard", "--survey"], {"NetworkMode": "host"}
-    )
+    return helper_config(helper, ["netguard", "--survey"], {"NetworkMode": "host", "UsernsMode": "host"})
 
 
-def helper_config(
-    helper_image: str, own: Mapping[str, str], guest_volume: str, arguments: Sequence[str], host: Mapping[str, Any]
-) -> dict[str, Any]:
+def helper_config(helper: Helper, arguments: Sequence[str], host: Mapping[str, Any], sandbox_id: str = "") -> dict[str, Any]:
     """A container that runs sandbox-init for one step, as root without capabilities, and is removed."""
     return {
-        "Image": helper_image,
+        "Image": helper.image,
         "Entrypoint": [GUEST_PATH],
         "Cmd": list(arguments),
         "User": "0:0",
-        "Labels": dict(own),
-        "HostConfig": HELPER_SECURITY | {"Mounts": [guest_mount(guest_volume, read_only=True)]} | dict(host),
+        "Labels": labels.own_labels(labels.HELPER, helper.options, sandbox_id),
+        "HostConfig": HELPER_SECURITY | {"Mounts": [guest_mount(helper.guest_volume, read_only=True)]} | dict(host),
     }

@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from agent_sandbox_core.models import Termination
 
-from ..engine import Instance, InstanceRecord
+from agent_sandbox_api.backends.engine import Instance, InstanceRecord
+
 from . import labels, specs
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,6 @@ logger = logging.getLogger(__name__)
 KILLED: Final = 137
 RUNNING: Final = "running"
 PAUSED: Final = "paused"
-RETURNS: Final = "it is started again on its workspace, unless it died too often"
 YEAR_ONE: Final = 1
 
 
@@ -69,7 +69,7 @@ def sort_out(containers: Iterable[dict[str, Any]], volumes: Iterable[dict[str, A
 
 
 def read_instance(found: Found, inspected: Mapping[str, Any] | None, env: Mapping[str, str]) -> Instance | None:
-    """The instance of a sandbox; None while it is being removed. `inspected` is needed for a container that does not run. May raise LabelError."""
+    """The instance of a sandbox; None while it is being removed. A container that does not run needs `inspected`. May raise LabelError."""
     row = found.container
     if found.removing or (row is None and found.workspace is None):
         return None
@@ -80,17 +80,21 @@ def read_instance(found: Found, inspected: Mapping[str, Any] | None, env: Mappin
     own = row["Labels"]
     record = labels.read_record(own, env)
     committed = found.committed is not None or found.replacing is not None
-    incarnation = labels.read_incarnation(own)
-    before = labels.read_termination(own)
+    runs = row["State"] == RUNNING or (inspected is not None and is_running(inspected))
+    state: Literal["running", "exited", "lost"] = "running" if runs else "exited"
+    termination = labels.read_termination(own)
     if found.workspace is None:
-        return Instance(record, committed, "lost", workspace_lost(record), incarnation)
-    if row["State"] == RUNNING:
-        return Instance(record, committed, "running", before, incarnation)
-    if inspected is None:
-        return Instance(record, committed, "lost", container_lost(record), incarnation)
-    if inspected["State"]["Running"] and not inspected["State"]["Paused"]:
-        return Instance(record, committed, "running", before, incarnation)
-    return Instance(record, committed, "exited", read_termination(record, inspected), incarnation)
+        state, termination = "lost", workspace_lost(record)
+    elif not runs and inspected is None:
+        state, termination = "lost", container_lost(record)
+    elif not runs and inspected is not None:
+        termination = read_termination(record, inspected)
+    return Instance(record, committed, state, termination, labels.read_incarnation(own))
+
+
+def is_running(inspected: Mapping[str, Any]) -> bool:
+    """Whether a container does what it is there for: a paused one does not."""
+    return bool(inspected["State"]["Running"] and not inspected["State"]["Paused"])
 
 
 def read_termination(record: InstanceRecord, inspected: Mapping[str, Any]) -> Termination:
@@ -99,27 +103,27 @@ def read_termination(record: InstanceRecord, inspected: Mapping[str, Any]) -> Te
     code = int(state["ExitCode"])
     time = read_time(state.get("FinishedAt", "")) or read_time(inspected.get("Created", "")) or record.created_at
     if state.get("Paused"):
-        return Termination(reason="Paused", message=f"the sandbox's container was paused from outside; {RETURNS}", time=time)
+        return Termination(reason="Paused", message="the sandbox's container was paused from outside", time=time)
     if state.get("OOMKilled") and code == KILLED:
         limit = record.spec.memory_mb
-        message = f"the sandbox ran out of memory (limit {limit} MB); {RETURNS}. Give it more with memory_mb, or use less"
+        message = f"the sandbox ran out of memory (limit {limit} MB): use less, or create one with more memory_mb"
         return Termination(reason="OOMKilled", message=message, exit_code=code, time=time)
     if state.get("Error"):
         message = f"the sandbox's container could not be started; the engine says: {state['Error'][:1000]}"
         return Termination(reason="StartFailed", message=message, exit_code=code, time=time)
     if state.get("Status") == "created":
-        return Termination(reason="NotStarted", message=f"the sandbox's container was not started yet; {RETURNS}", time=time)
+        return Termination(reason="NotStarted", message="the sandbox's container was not started yet", time=time)
     if code == KILLED:
-        message = f"the sandbox's container was killed from outside (signal 9), or the engine was stopped; {RETURNS}"
+        message = "the sandbox's container was killed from outside (signal 9), or the engine was stopped"
         return Termination(reason="Killed", message=message, exit_code=code, time=time)
-    return Termination(reason="Exited", message=f"the sandbox's container ended with exit code {code}; {RETURNS}", exit_code=code, time=time)
+    return Termination(reason="Exited", message=f"the sandbox's container ended with exit code {code}", exit_code=code, time=time)
 
 
 def container_lost(record: InstanceRecord) -> Termination:
     """For a workspace whose container was removed by hand. It cannot come back: the environment's values were in the container only."""
     message = (
-        "the sandbox's container was removed from the engine from outside, and its environment with it. Delete the sandbox, or fork it from a "
-        f"snapshot; its files are still in the volume {specs.volume_name(record.sandbox_id)}"
+        "the sandbox's container was removed from outside, and its environment with it: delete the sandbox, or fork a snapshot of it; "
+        f"its files are still in the volume {specs.volume_name(record.sandbox_id)}"
     )
     return Termination(reason="ContainerLost", message=message, time=datetime.now(UTC))
 

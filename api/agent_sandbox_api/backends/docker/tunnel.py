@@ -13,7 +13,7 @@ from .wire import Wire, connect
 
 
 class Tunnel:
-    """Each connection to the socket becomes an `ssh host docker system dial-stdio` of its own. The socket lies in a folder that only we may enter."""
+    """Each connection to the socket becomes an `ssh host docker system dial-stdio`. The socket lies in a folder that only we may enter."""
 
     def __init__(self, address: Address) -> None:
         self._address = address

@@ -170,6 +170,7 @@ async def connect(address: Address, tls: ssl.SSLContext | None = None) -> Wire:
             _, wire = await loop.create_unix_connection(Wire, address.path)
             return wire
         name = address.host if tls is not None else None
+        assert address.port is not None
         transport, wire = await loop.create_connection(Wire, address.host, address.port, ssl=tls, server_hostname=name)
         keep_alive(transport.get_extra_info("socket"))
         return wire
@@ -184,11 +185,13 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 async def connect_ssh(address: Address) -> Wire:
-    """A connection over `ssh host docker system dial-stdio`. Its input and output are one socket pair, so that it is like any other connection."""
+    """A connection over `ssh host docker system dial-stdio`, whose input and output are one socket pair: so it is like any other."""
     ours, theirs = socket.socketpair()
     try:
-        ours.setblocking(False)  # noqa: FBT003 - the standard library's signature
-        process = await asyncio.create_subprocess_exec(*address.ssh_command(), stdin=theirs, stdout=theirs, stderr=asyncio.subprocess.PIPE)
+        ours.setblocking(False)
+        process = await asyncio.create_subprocess_exec(
+            *address.ssh_command(), stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=asyncio.subprocess.PIPE
+        )
     except BaseException:
         ours.close()
         raise
