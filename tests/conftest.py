@@ -125,9 +125,7 @@ def room(api: Api, module_room: str, target: Target) -> Iterator[str]:
     """The module's shared sandbox, for tests that leave it as it was: a process that outlives its test fails it."""
     yield module_room
     if "processes" in target.can:
-        eventually(
-            lambda: not strays(api, module_room), within=10, why=f"no process is left in the shared sandbox: {strays(api, module_room)}"
-        )
+        eventually(lambda: not strays(api, module_room), within=10, why=f"no process is left in the shared sandbox: {strays(api, module_room)}")
 
 
 @pytest.fixture

@@ -6,13 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from agent_sandbox_core.errors import SandboxError
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-
-from agent_sandbox_core.errors import SandboxError
 
 JSON: Final = "application/json"
 _CODES: Final = {

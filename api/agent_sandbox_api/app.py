@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-
 from agent_sandbox_core.errors import SandboxError
 from agent_sandbox_core.interfaces import Backend
 from agent_sandbox_core.version import __version__
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 
 from .answers import answer_http_error, answer_sandbox_error, answer_schema_error
 from .context import Context

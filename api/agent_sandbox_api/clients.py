@@ -8,7 +8,7 @@ from types import TracebackType
 from starlette.types import Receive
 
 
-class ClientGone(Exception):  # noqa: N818 - a state of the connection; nobody is left to read an error
+class ClientGone(Exception):
     """The client closed its connection before it had its answer."""
 
 

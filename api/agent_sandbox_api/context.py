@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, cast
 
-from fastapi import Depends, Request
-
 from agent_sandbox_core.interfaces import Backend
+from fastapi import Depends, Request
 
 from .metrics import Metrics
 from .middleware import Lifecycle

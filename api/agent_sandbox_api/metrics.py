@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Sequence
+from typing import get_args
 
+from agent_sandbox_core.models import Phase, Sandbox
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from agent_sandbox_core.models import Sandbox
-
-PHASES = ("Pending", "Running", "Restarting", "Restoring", "Stopped", "Failed", "Deleting")
+PHASES: tuple[Phase, ...] = get_args(Phase)
 _QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _SLOW = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -31,10 +31,18 @@ class Metrics:
         )
         self.execs_running = Gauge("agent_sandbox_execs_running", "Commands that run for a caller now", registry=self.registry)
         self.operation_seconds = Histogram(
-            "agent_sandbox_operation_seconds", "Time of a create, a delete and the like that succeeded", ("operation",), buckets=_SLOW, registry=self.registry
+            "agent_sandbox_operation_seconds",
+            "Time of a create, a delete and the like that succeeded",
+            ("operation",),
+            buckets=_SLOW,
+            registry=self.registry,
         )
         self.snapshot_seconds = Histogram(
-            "agent_sandbox_snapshot_seconds", "Time of a snapshot, a rollback or a fork that succeeded", ("operation",), buckets=_SLOW, registry=self.registry
+            "agent_sandbox_snapshot_seconds",
+            "Time of a snapshot, a rollback or a fork that succeeded",
+            ("operation",),
+            buckets=_SLOW,
+            registry=self.registry,
         )
         self.snapshot_bytes = Counter("agent_sandbox_snapshot_bytes", "Stored bytes of the snapshots that were taken", registry=self.registry)
         self.sandboxes = Gauge("agent_sandbox_sandboxes", "Sandboxes by phase, when the engine answers", ("phase",), registry=self.registry)

@@ -76,7 +76,9 @@ class Envelope:
         begun = time.perf_counter()
         try:
             if self._lifecycle.draining and scope["path"] not in OPEN_PATHS:
-                answer = error_answer(503, "unavailable", "the server is stopping: try again in a moment", {"Connection": "close", "Retry-After": "5"})
+                answer = error_answer(
+                    503, "unavailable", "the server is stopping: try again in a moment", {"Connection": "close", "Retry-After": "5"}
+                )
                 await answer(scope, receive, send_on)
             else:
                 await self._app(scope, receive, send_on)
@@ -95,7 +97,9 @@ class Envelope:
             logger.exception("a request met an unexpected fault")
             if status:
                 raise BodyAborted(None) from fault
-            await error_answer(500, "internal_error", f"an unexpected fault; the server's log has it under request id {identity}")(scope, receive, send_on)
+            await error_answer(500, "internal_error", f"an unexpected fault; the server's log has it under request id {identity}")(
+                scope, receive, send_on
+            )
         finally:
             self._note(scope, status, time.perf_counter() - begun)
             request_id.reset(token)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from agent_sandbox_core.models import FileInfo, Sandbox, Snapshot
+from pydantic import BaseModel, ConfigDict, Field
 
 Cpus = Annotated[float, Field(gt=0, allow_inf_nan=False, description="CPUs, fractions allowed")]
 MemoryMb = Annotated[int, Field(ge=16, description="Memory limit in MiB; there is no swap")]

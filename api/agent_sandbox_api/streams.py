@@ -7,12 +7,11 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-
 from agent_sandbox_core.errors import SandboxError
 from agent_sandbox_core.interfaces import FileBody
 from agent_sandbox_core.models import ExitEvent, OutputEvent, StreamEvent
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from .clients import ClientWatch
 
@@ -24,7 +23,7 @@ JOIN_CHARACTERS: Final = 64 * 1024
 QUEUED_EVENTS: Final = 32
 
 
-class BodyAborted(Exception):  # noqa: N818 - not a fault of ours; the server closes the connection on it
+class BodyAborted(Exception):
     """The body cannot be finished truthfully: the connection is closed in the middle of it, which every client notices."""
 
     def __init__(self, cause: SandboxError | None) -> None:

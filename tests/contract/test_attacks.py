@@ -204,9 +204,7 @@ def test_a_fork_bomb_leaves_exec_kill_reads_and_timeouts_working(api: Api) -> No
     api.write(sandbox, "f", b"readable")
     with ThreadPoolExecutor(1) as pool:
         bomb = pool.submit(api.run, sandbox, ["python3", "-c", BOMB], timeout_seconds=8)
-        eventually(
-            lambda: api.run(sandbox, ["true"], timeout_seconds=5)["exit_code"] == 126, within=5, why="the bomb has filled the process limit"
-        )
+        eventually(lambda: api.run(sandbox, ["true"], timeout_seconds=5)["exit_code"] == 126, within=5, why="the bomb has filled the process limit")
         begun = time.monotonic()
         assert api.read(sandbox, "f") == b"readable"
         assert api.names(sandbox) == ["f"]

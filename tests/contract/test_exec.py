@@ -269,9 +269,7 @@ def test_files_written_by_a_command_are_seen_by_the_file_calls_at_once(api: Api,
 
 @pytest.mark.behaviour("EXEC-023")
 def test_what_cannot_be_sent_as_text_in_a_body_is_refused_not_a_fault(api: Api, room: str) -> None:
-    answer = api.call(
-        "POST", f"/sandboxes/{room}/exec", content=b'{"command": "echo \\ud800"}', headers={"Content-Type": "application/json"}
-    )
+    answer = api.call("POST", f"/sandboxes/{room}/exec", content=b'{"command": "echo \\ud800"}', headers={"Content-Type": "application/json"})
     assert answer.status_code in (400, 422), answer.text
     answer = api.call(
         "POST",

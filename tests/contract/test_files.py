@@ -186,9 +186,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(api: Api, box: str) -> None:
     for path in ("f", "new/g"):
         with pytest.raises(OSError, match="disk failed"):
             api.put(box, path, broken())
-    eventually(
-        lambda: api.read(box, "f") == b"old" and set(api.names(box)) <= {"f", "new"}, within=10, why="no part of a broken upload is left"
-    )
+    eventually(lambda: api.read(box, "f") == b"old" and set(api.names(box)) <= {"f", "new"}, within=10, why="no part of a broken upload is left")
     if "new" in api.names(box):
         eventually(lambda: api.names(box, "new") == [], within=10, why="no part of a broken upload is left in a new folder")
 

@@ -94,9 +94,7 @@ def test_docker_inspect_agrees(api: Api, room: str, docker: Docker) -> None:
     assert not any("unconfined" in option for option in host["SecurityOpt"])
     assert host["ReadonlyRootfs"] is True and host["NetworkMode"] == "none" and host["IpcMode"] == "private"
     assert host["PidMode"] == "" and host["UsernsMode"] in ("", None) and not host["Devices"] and not host["PortBindings"]
-    assert (
-        512 * 2**20 <= host["Memory"] <= 600 * 2**20 and host["MemorySwap"] in (host["Memory"], -1, 0) and host["NanoCpus"] == 1_000_000_000
-    )
+    assert 512 * 2**20 <= host["Memory"] <= 600 * 2**20 and host["MemorySwap"] in (host["Memory"], -1, 0) and host["NanoCpus"] == 1_000_000_000
     assert 256 <= host["PidsLimit"] <= 300
     assert not host["Binds"] or all("docker.sock" not in bind for bind in host["Binds"])
     kinds = {mount["Destination"]: (mount["Type"], mount["RW"]) for mount in facts["Mounts"]}
@@ -136,9 +134,7 @@ def test_memory_cpu_and_process_limits_bite(api: Api) -> None:
     sandbox = api.new(memory_mb=64, pids_limit=20, cpus=0.2)["id"]
     result = api.run(sandbox, ["python3", "-c", "b=bytearray(200*1024*1024);print(1)"])
     assert (result["exit_code"], result["stdout"]) == (137, "")
-    forks = (
-        "import os,time\nn=0\ntry:\n  for n in range(100):\n    if os.fork()==0: time.sleep(5); os._exit(0)\nexcept OSError: pass\nprint(n)"
-    )
+    forks = "import os,time\nn=0\ntry:\n  for n in range(100):\n    if os.fork()==0: time.sleep(5); os._exit(0)\nexcept OSError: pass\nprint(n)"
     assert int(api.sh(sandbox, ["python3", "-c", forks])) <= 20
     busy = "import time,os\nb=time.process_time();e=time.monotonic()\nwhile time.monotonic()-e<2: pass\nprint(time.process_time()-b)"
     assert float(api.sh(sandbox, ["python3", "-c", busy])) < 1.2
@@ -148,10 +144,7 @@ def test_memory_cpu_and_process_limits_bite(api: Api) -> None:
 def test_setuid_programs_give_nothing(api: Api, room: str) -> None:
     shown = api.run(room, "find / -xdev -perm -4000 -type f 2>/dev/null | head -3")["stdout"].split()
     for program in shown:
-        assert (
-            api.run(room, ["timeout", "2", program, "--version"], timeout_seconds=10)["exit_code"] != 0
-            or api.sh(room, "id -u").strip() == "1000"
-        )
+        assert api.run(room, ["timeout", "2", program, "--version"], timeout_seconds=10)["exit_code"] != 0 or api.sh(room, "id -u").strip() == "1000"
     assert api.run(room, "su root -c id </dev/null", timeout_seconds=10)["stdout"] == ""
 
 

@@ -136,11 +136,7 @@ def test_a_command_over_the_memory_limit_is_137_and_the_files_are_safe(api: Api)
     eventually(lambda: api.exec(box, "true").status_code == 200, within=30, why="commands work")
     assert api.read(box, "keep.txt") == b"precious"
     row = api.sandbox(box)
-    assert (
-        row["incarnation"] == 1
-        or "memory" in row["last_termination"]["message"].lower()
-        or "oom" in row["last_termination"]["reason"].lower()
-    )
+    assert row["incarnation"] == 1 or "memory" in row["last_termination"]["message"].lower() or "oom" in row["last_termination"]["reason"].lower()
 
 
 @pytest.mark.behaviour("LIFE-006")

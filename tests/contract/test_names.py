@@ -51,10 +51,7 @@ def test_awkward_names_go_everywhere_as_they_are(api: Api, box: str, target: Tar
         for name, content in contents.items():
             assert api.read(box, name) == content
             if "processes" in target.can:
-                assert (
-                    api.sh(box, ["python3", "-c", "import sys;print(open(sys.argv[1],'rb').read().hex())", f"./{name}"]).strip()
-                    == content.hex()
-                )
+                assert api.sh(box, ["python3", "-c", "import sys;print(open(sys.argv[1],'rb').read().hex())", f"./{name}"]).strip() == content.hex()
 
     holds()
     snapshot = api.snap(box)["id"]

@@ -27,9 +27,7 @@ for a in sys.argv[1:]:
     try: socket.create_connection((host,int(port)),3).close(); print(a)
     except OSError: pass
 """
-SERVE = (
-    "import socket,sys\ns=socket.create_server((sys.argv[1],int(sys.argv[2])))\nprint('up',flush=True)\nwhile True: s.accept()[0].close()"
-)
+SERVE = "import socket,sys\ns=socket.create_server((sys.argv[1],int(sys.argv[2])))\nprint('up',flush=True)\nwhile True: s.accept()[0].close()"
 
 
 def ip(*arguments: str) -> None:

@@ -137,9 +137,7 @@ for call in ("shmget","msgget","semget"):
 from multiprocessing import shared_memory
 open("/dev/shm/kept","w").write("x")
 """
-    count = (
-        "for f in shm msg sem; do tail -n +2 /proc/sysvipc/$f; done | wc -l; ls -A /dev/shm /dev/mqueue 2>/dev/null | grep -vc ':$' || true"
-    )
+    count = "for f in shm msg sem; do tail -n +2 /proc/sysvipc/$f; done | wc -l; ls -A /dev/shm /dev/mqueue 2>/dev/null | grep -vc ':$' || true"
     snapshot = api.snap(box)["id"]
     clean = api.sh(box, count)
     api.sh(box, ["python3", "-c", make])
@@ -151,9 +149,7 @@ open("/dev/shm/kept","w").write("x")
 @pytest.mark.behaviour("STATE-007")
 def test_with_a_writable_root_rollback_replaces_the_root_too(api: Api) -> None:
     sandbox = api.new(read_only_rootfs=False)["id"]
-    probe = (
-        "for d in / /etc /usr /var /root /opt /home /var/tmp /run; do ([ -w $d ] && echo mark > $d/mark && echo $d) 2>/dev/null; done; true"
-    )
+    probe = "for d in / /etc /usr /var /root /opt /home /var/tmp /run; do ([ -w $d ] && echo mark > $d/mark && echo $d) 2>/dev/null; done; true"
     snapshot = api.snap(sandbox)["id"]
     places = api.sh(sandbox, probe).split()
     assert "/var/tmp" in places
@@ -207,9 +203,7 @@ def test_a_snapshot_of_a_busy_workspace_is_one_point_in_time(api: Api) -> None:
     sandbox = api.new(pids_limit=128)["id"]
     api.write(sandbox, "writers.py", WRITERS)
     api.sh(sandbox, "printf 0 > a; printf 0 > b; nohup python3 writers.py >/dev/null 2>&1 &")
-    eventually(
-        lambda: api.get(sandbox, "log.txt").status_code == 200 and len(api.read(sandbox, "log.txt")) > 10_000, why="the writers write"
-    )
+    eventually(lambda: api.get(sandbox, "log.txt").status_code == 200 and len(api.read(sandbox, "log.txt")) > 10_000, why="the writers write")
     snapshots = []
     for _ in range(20):
         answer = api.take(sandbox)

@@ -111,9 +111,7 @@ def test_fifty_aborted_calls_leave_no_process_thread_or_file(api: Api, box: str,
     def abort(number: int) -> None:
         with httpx.Client(base_url=api.url, headers={"Authorization": f"Bearer {api.key}"}, timeout=30) as client:
             if number % 2:
-                with client.stream(
-                    "POST", f"/v1/sandboxes/{box}/exec/stream", json={"command": "echo; sleep 304", "timeout_seconds": 600}
-                ) as answer:
+                with client.stream("POST", f"/v1/sandboxes/{box}/exec/stream", json={"command": "echo; sleep 304", "timeout_seconds": 600}) as answer:
                     next(answer.iter_lines())
             else:
                 with pytest.raises(httpx.ReadTimeout):

@@ -117,11 +117,8 @@ class Docker:
 
 def installation_id(data: Path) -> str | None:
     """The instance id that a facade keeps in its data folder."""
-    for name in ("instance-id", "instance_id", "instance"):
-        file = data / name
-        if file.is_file():
-            return file.read_text().strip()
-    return None
+    file = data / "instance-id"
+    return file.read_text().strip() if file.is_file() else None
 
 
 def _tool(name: str) -> ModuleType:

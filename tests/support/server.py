@@ -85,9 +85,7 @@ class Facade:
         assert self.process is None or self.process.poll() is not None, "this facade runs already"
         environment = clean_environment(self.settings | {"PORT": str(self.port)}) | self.environment
         with self.log.open("ab") as sink:
-            self.process = subprocess.Popen(
-                [*SERVE, "--backend", self.backend], env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink
-            )
+            self.process = subprocess.Popen([*SERVE, "--backend", self.backend], env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
         return self.process
 
     def start(self, within: float = START_SECONDS) -> Facade:

@@ -85,7 +85,9 @@ class Box:
 
     def why_stopped(self) -> str:
         """For messages: what happened to it."""
-        return f"sandbox {self.id} is stopped ({self.reason or self.phase}): {self.message or 'it is being started again; try again in a few seconds'}"
+        return (
+            f"sandbox {self.id} is stopped ({self.reason or self.phase}): {self.message or 'it is being started again; try again in a few seconds'}"
+        )
 
     def view(self) -> Sandbox:
         """As the API shows it."""

@@ -47,7 +47,9 @@ class Instance:
 class Engine(Protocol):
     """Every method may be called again after a crash anywhere inside it. Errors are those of core's errors.py."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What /healthz shows: docker, memory."""
 
     async def open(self) -> None:
         """Connects, prepares what all sandboxes share (guest volume, network). Must not need the engine to answer for ever: a dead engine raises BackendError."""

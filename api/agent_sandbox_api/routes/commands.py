@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+from typing import Any
 
 from agent_sandbox_core.models import ExecResult, ExitEvent, OutputEvent
+from fastapi import APIRouter, Request
+from starlette.responses import Response
 
 from ..answers import json_answer
 from ..clients import ClientWatch
@@ -18,7 +18,7 @@ from ..streams import EventAnswer, EventFeed
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["commands"])
 
-_STREAM = {
+_STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "One JSON object a line; blank lines are a sign of life. The exit line is the last one: without it the outcome is unknown",
         "content": {

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
-from starlette.responses import Response
-
 from agent_sandbox_core.errors import PayloadTooLarge
 from agent_sandbox_core.models import FileInfo
 from agent_sandbox_core.paths import PathEncoding, file_info, parse_path, show_path
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
 
 from ..answers import json_answer
 from ..context import Borrowed
@@ -51,7 +50,7 @@ async def read(sandbox_id: str, path: FilePath, context: Borrowed, path_encoding
     openapi_extra={"requestBody": {"required": True, "content": _BYTES}},
 )
 async def write(
-    sandbox_id: str, path: FilePath, request: Request, context: Borrowed, mode: Mode = "644", path_encoding: Encoding = "text"
+    sandbox_id: str, path: FilePath, request: Request, context: Borrowed, *, mode: Mode = "644", path_encoding: Encoding = "text"
 ) -> Response:
     """Replaces the file, or the link, in one step; parents are created. Only under /workspace."""
     guest = await context.backend.guest(sandbox_id)

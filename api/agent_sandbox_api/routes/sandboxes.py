@@ -7,12 +7,11 @@ import json
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
+from agent_sandbox_core.errors import InvalidRequest
+from agent_sandbox_core.models import Sandbox
 from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel
 from starlette.responses import Response
-
-from agent_sandbox_core.errors import InvalidRequest
-from agent_sandbox_core.models import Sandbox
 
 from ..answers import json_answer
 from ..clients import ClientWatch
@@ -52,9 +51,7 @@ async def create(body: CreateSandbox, request: Request, context: Borrowed, idemp
     with context.metrics.operation_seconds.labels("create").time():
         expires_at = datetime.now(UTC) + lifetime
         if idempotency_key is not None:
-            made = await context.backend.create(
-                spec, expires_at=expires_at, idempotency_key=idempotency_key, request_digest=digest("create", body)
-            )
+            made = await context.backend.create(spec, expires_at=expires_at, idempotency_key=idempotency_key, request_digest=digest("create", body))
         else:
             async with ClientWatch(request.receive):
                 made = await context.backend.create(spec, expires_at=expires_at)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-from starlette.responses import Response
-
 from agent_sandbox_core.errors import SandboxError
 from agent_sandbox_core.version import __version__
+from fastapi import APIRouter
+from starlette.responses import Response
 
 from ..answers import json_answer
 from ..backends.engine import CountsChannels

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from agent_sandbox_core.models import Sandbox, Snapshot
 from fastapi import APIRouter, Request
 from starlette.responses import Response
-
-from agent_sandbox_core.models import Sandbox, Snapshot
 
 from ..answers import json_answer
 from ..clients import ClientWatch
@@ -20,7 +19,11 @@ router = APIRouter(prefix="/v1", tags=["snapshots"])
 
 
 @router.post(
-    "/sandboxes/{sandbox_id}/snapshots", status_code=201, response_model=Snapshot, responses=errors(400, 404, 409, 413, 502), summary="Take a snapshot"
+    "/sandboxes/{sandbox_id}/snapshots",
+    status_code=201,
+    response_model=Snapshot,
+    responses=errors(400, 404, 409, 413, 502),
+    summary="Take a snapshot",
 )
 async def take(sandbox_id: str, context: Borrowed, body: TakeSnapshot | None = None) -> Response:
     """The workspace at one point in time; what runs is frozen meanwhile and goes on afterwards. It outlives its sandbox."""
@@ -50,7 +53,11 @@ async def delete(snapshot_id: str, context: Borrowed) -> Response:
 
 
 @router.post(
-    "/snapshots/{snapshot_id}/fork", status_code=201, response_model=Sandbox, responses=errors(400, 403, 404, 409, 429, 502), summary="Fork a snapshot"
+    "/snapshots/{snapshot_id}/fork",
+    status_code=201,
+    response_model=Sandbox,
+    responses=errors(400, 403, 404, 409, 429, 502),
+    summary="Fork a snapshot",
 )
 async def fork(
     snapshot_id: str, request: Request, context: Borrowed, body: ForkSnapshot | None = None, idempotency_key: IdempotencyKey = None

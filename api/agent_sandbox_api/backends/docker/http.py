@@ -91,7 +91,7 @@ class EngineConnection:
     async def _body(self) -> AsyncIterator[bytes]:
         while isinstance(event := await self._next(), h11.Data):
             yield bytes(event.data)
-        if event is not h11.PAUSED and not isinstance(event, h11.EndOfMessage):
+        if not isinstance(event, h11.EndOfMessage):
             raise EOFError(self.wire.explain("the engine closed the connection in the middle of an answer"))
 
     async def _next(self) -> h11.Event | type[h11.PAUSED]:

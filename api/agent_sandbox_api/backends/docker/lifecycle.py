@@ -94,9 +94,19 @@ class Lifecycle:
 
     async def _start(self, record: InstanceRecord, name: str, place: specs.Placement) -> ExecStream:
         await self._client.run(f"starting the sandbox {record.sandbox_id}", lambda api: api.start(name))
-        if record.spec.network:
+        if not record.spec.network:
+            return await self.wait_ready(record, name)
+        # Both at once: a bridge is ours, and nobody has it before the guard is there.
+        ready = asyncio.ensure_future(self.wait_ready(record, name))
+        try:
             await self._shared.network.guard(record.sandbox_id, name, place.guest_volume)
-        return await self.wait_ready(record, name)
+        except BaseException:
+            ready.cancel()
+            for opened in await asyncio.gather(ready, return_exceptions=True):
+                if isinstance(opened, ExecStream):
+                    await opened.aclose()
+            raise
+        return await ready
 
     async def wait_ready(self, record: InstanceRecord, name: str) -> ExecStream:
         """The first channel over which the guest of a started container answers."""

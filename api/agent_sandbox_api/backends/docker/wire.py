@@ -10,7 +10,7 @@ import contextlib
 import socket
 import ssl
 from collections import deque
-from typing import Final
+from typing import Final, cast
 
 from .address import Address
 
@@ -44,8 +44,8 @@ class Wire(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # No isinstance: uvloop's transports are not asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""

@@ -17,7 +17,6 @@ from .tree import Node, directory, walk
 
 SKIPPED_AT_TOP: Final = (RESERVED, b"lost+found")
 XATTR: Final = "SCHILY.xattr."
-_KINDS: Final = {"file": b"0", "symlink": b"2", "directory": b"5"}
 _SECOND: Final = 1_000_000_000
 
 
@@ -27,7 +26,7 @@ def write_archive(workspace: Node, manifest: bytes) -> Iterator[bytes]:
     counts = {"files": 0, "directories": 0, "symlinks": 0, "hardlinks": 0, "skipped": 0, "bytes": 0, "entries": len(members)}
     total = hashlib.sha256()
     seen: dict[int, bytes] = {}
-    yield _hashed(total, _header(MANIFEST_NAME, b"0", 0o644, len(manifest), 0) + _padded(manifest))
+    yield _hashed(total, _header(MANIFEST_NAME, b"0", len(manifest)) + _padded(manifest))
     for path, node, data in members:
         first = seen.get(id(node)) if node.type == "file" else None
         if first is not None:
@@ -45,7 +44,7 @@ def write_archive(workspace: Node, manifest: bytes) -> Iterator[bytes]:
             counts["directories"] += 1
             yield _hashed(total, _member(path, node, b"5"))
     index = json.dumps({"format": 1, **counts, "sha256": total.hexdigest()}).encode()
-    yield _header(INDEX_NAME, b"0", 0o644, len(index), 0) + _padded(index) + bytes(2 * BLOCK)
+    yield _header(INDEX_NAME, b"0", len(index)) + _padded(index) + bytes(2 * BLOCK)
 
 
 def read_archive(content: bytes) -> Node:
@@ -102,7 +101,7 @@ def _member(path: bytes, node: Node, kind: bytes, *, size: int = 0, link: bytes 
         records[b"mtime"] = _seconds(node.mtime_ns)
     if kind != b"1":
         records |= {XATTR.encode() + key: value for key, value in node.xattrs.items()}
-    header = _header(path, kind, node.mode & 0o7777, size, min(max(seconds, 0), 8**11 - 1), link)
+    header = _header(path, kind, size, mode=node.mode & 0o7777, mtime=min(max(seconds, 0), 8**11 - 1), link=link)
     return (_extended(records) if records else b"") + header
 
 
@@ -116,7 +115,7 @@ def _extended(records: dict[bytes, bytes]) -> bytes:
     if any(not _is_text(records.get(key, b"")) for key in (b"path", b"linkpath")):
         records = {b"hdrcharset": b"BINARY", **records}
     body = b"".join(_record(key, value) for key, value in records.items())
-    return _header(b"PaxHeaders.0/member", b"x", 0o644, len(body), 0) + _padded(body)
+    return _header(b"PaxHeaders.0/member", b"x", len(body)) + _padded(body)
 
 
 def _record(key: bytes, value: bytes) -> bytes:
@@ -127,7 +126,7 @@ def _record(key: bytes, value: bytes) -> bytes:
     return str(length).encode() + rest
 
 
-def _header(name: bytes, kind: bytes, mode: int, size: int, mtime: int, link: bytes = b"") -> bytes:
+def _header(name: bytes, kind: bytes, size: int, *, mode: int = 0o644, mtime: int = 0, link: bytes = b"") -> bytes:
     fields = [
         (b"member" if _is_long(name) else name).ljust(100, b"\0"),
         *(b"%07o\0" % value for value in (mode, 1000, 1000)),

@@ -1,0 +1,5 @@
+"""`python -m agent_sandbox_client` is `sandboxctl`."""
+
+from .cli import main
+
+main()
