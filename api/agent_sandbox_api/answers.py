@@ -47,10 +47,15 @@ async def answer_sandbox_error(_: Request, error: Exception) -> Response:
     return error_answer(error.status, error.code, error.message)
 
 
-async def answer_http_error(_: Request, error: Exception) -> Response:
+async def answer_http_error(request: Request, error: Exception) -> Response:
     """An error that the framework raised: an unknown route, a wrong method, a body that cannot be parsed."""
     assert isinstance(error, HTTPException)
-    return error_answer(error.status_code, _CODES.get(error.status_code, "http_error"), str(error.detail), error.headers)
+    message = str(error.detail)
+    if error.status_code == 404:
+        message = f"there is no {request.url.path[:200]}: /docs lists what there is"
+    elif error.status_code == 405:
+        message = f"{request.method} is not possible on {request.url.path[:200]}: /docs lists what is"
+    return error_answer(error.status_code, _CODES.get(error.status_code, "http_error"), message, error.headers)
 
 
 async def answer_schema_error(_: Request, error: Exception) -> Response:

@@ -63,17 +63,21 @@ class Envelope:
         given = (_header(scope, b"x-request-id") or b"").decode("latin-1")
         identity = given if _REQUEST_ID.match(given) else secrets.token_hex(8)
         token = request_id.set(identity)
-        status = 0
+        status, noted = 0, False
         id_header = (b"x-request-id", identity.encode())
+        begun = time.perf_counter()
 
         async def send_on(message: Message) -> None:
-            nonlocal status
+            nonlocal status, noted
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), id_header]
+            elif not message.get("more_body", False):
+                # Before the last byte goes out: whoever has the answer finds it in the log and the metrics.
+                noted = True
+                self._note(scope, status, time.perf_counter() - begun)
             await send(message)
 
-        begun = time.perf_counter()
         try:
             if self._lifecycle.draining and scope["path"] not in OPEN_PATHS:
                 answer = error_answer(
@@ -101,7 +105,8 @@ class Envelope:
                 scope, receive, send_on
             )
         finally:
-            self._note(scope, status, time.perf_counter() - begun)
+            if not noted:
+                self._note(scope, status, time.perf_counter() - begun)
             request_id.reset(token)
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:

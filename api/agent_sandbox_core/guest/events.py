@@ -17,7 +17,7 @@ from agent_sandbox_core.names import new_guest_id
 
 from .answers import ERROR_STATUS, raise_error
 from .calls import GuestCalls
-from .runs import ACK_BYTES, Run
+from .runs import Run
 
 SILENCE_SECONDS = 45.0
 RETRY_SECONDS = 10.0
@@ -36,11 +36,11 @@ class Lost(Protocol):
 class EventStream:
     """Routes frames to runs."""
 
-    def __init__(self, calls: GuestCalls, lane: Lane, lost: Lost, acknowledge: Callable[[Run], None]) -> None:
+    def __init__(self, calls: GuestCalls, lane: Lane, lost: Lost, consumed: Callable[[Run], None]) -> None:
         self._calls = calls
         self._lane = lane
         self._lost = lost
-        self._acknowledge = acknowledge
+        self._consumed = consumed
         self._runs: dict[bytes, Run] = {}
         self._task: asyncio.Task[None] | None = None
         self._idle_since = 0.0
@@ -143,8 +143,7 @@ class EventStream:
             run = self._runs.get(frame.process)
             if run is not None:
                 run.feed(frame)
-                if run.unacknowledged >= ACK_BYTES:
-                    self._acknowledge(run)
+                self._consumed(run)
         return bool(self._runs) or asyncio.get_running_loop().time() < self._idle_since + IDLE_SECONDS
 
     async def _subscribe_all(self) -> None:

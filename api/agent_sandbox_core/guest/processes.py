@@ -30,13 +30,13 @@ LEASE_MS: Final = 30_000
 RENEW_SECONDS: Final = 10.0
 OVERDUE_SECONDS: Final = 300.0
 """A command is given up when its time-out passed this long ago and it is still not reported; a snapshot stops its clock for up to 60 s."""
+ACK_SECONDS: Final = 0.2
 FORGET_LATER_SECONDS: Final = 1.0
 MAX_FORGOTTEN: Final = 256
 KILLED: Final = 137
 
-STILL_RUNS: Final = (
-    f"the command may still run; it is killed when the sandbox is reached again, and ends by itself within {LEASE_MS // 1000} s otherwise"
-)
+STILL_RUNS: Final = f"the command may still run; it is killed when the sandbox is reached again, else it ends within {LEASE_MS // 1000} s"
+
 
 ExitReason = Callable[[str, str], None]
 """Told how each command ended: the reason of init/API.md and its message."""
@@ -49,12 +49,13 @@ class Processes:
         self._calls = calls
         self._on_exit_reason = on_exit_reason
         self._lane = Lane(open_channel, budget, calls.tasks)
-        self._events = EventStream(calls, self._lane, self.lost, self._acknowledge)
+        self._events = EventStream(calls, self._lane, self.lost, self._consumed)
         self._lease = new_guest_id()
         self._renewing = False
         self._condemned: list[Run] = []
         self._acks: dict[str, int] = {}
         self._acking = False
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._forget: dict[str, int] = {}
         self._forget_timer: asyncio.TimerHandle | None = None
 
@@ -86,8 +87,7 @@ class Processes:
                     if text := decoders[error].decode(data):
                         yield OutputEvent(type="stderr" if error else "stdout", data=text)
                     run.consume(len(data), next_seq)
-                    if run.unacknowledged >= ACK_BYTES:
-                        self._acknowledge(run)
+                    self._consumed(run)
                 if sink.lost:
                     raise OutcomeUnknown(
                         "part of the command's output was lost, so the stream ends here and the command is killed: run it again"
@@ -129,8 +129,9 @@ class Processes:
 
     def disown(self) -> None:
         """Fails what is still followed, its lease ends it; call it before the tasks are ended."""
-        if self._forget_timer is not None:
-            self._forget_timer.cancel()
+        for timer in (self._forget_timer, self._ack_timer):
+            if timer is not None:
+                timer.cancel()
         for run in self._events.runs:
             run.alive = False
             run.fail(
@@ -163,6 +164,7 @@ class Processes:
         state = parse_process(data)
         run.boot = answer.boot_id
         run.begin(parse_output(data) if "output" in data else [])
+        self._consumed(run)
         if state.exit is None:
             self._keep_lease()
             await self._events.follow(run, subscribed=connection if data.get("subscribed") is True else None)
@@ -250,8 +252,8 @@ class Processes:
                 run.feed(frame)
             if run.next_seq == before:
                 run.conclude(state)
-            elif run.unacknowledged >= ACK_BYTES:
-                self._acknowledge(run)
+            else:
+                self._consumed(run)
 
     # Follow
 
@@ -310,6 +312,19 @@ class Processes:
         if self._forget:
             self._acks.update(self._forget)
             self._send_acks_soon()
+
+    def _consumed(self, run: Run) -> None:
+        """Acknowledges what was consumed of an attached command: at once when it is much, else soon (its journal may be small)."""
+        if run.unacknowledged >= ACK_BYTES:
+            self._acknowledge(run)
+        elif run.unacknowledged and run.following and self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(ACK_SECONDS, self._acknowledge_rest)
+
+    def _acknowledge_rest(self) -> None:
+        self._ack_timer = None
+        for run in self._events.runs:
+            if run.unacknowledged:
+                self._acknowledge(run)
 
     def _acknowledge(self, run: Run) -> None:
         run.unacknowledged = 0

@@ -307,7 +307,7 @@ func (h *Handler) unpack(w http.ResponseWriter, r *http.Request, s *staging, wan
 		_ = control.SetReadDeadline(time.Now()) // ends a read for which nothing comes
 	})
 	defer watch.stop()
-	u := &unpacker{in: tarfmt.NewReader(&boundedBody{body: r.Body, left: want.maxBytes, limit: want.maxBytes, watch: watch}), want: want, watch: watch}
+	u := &unpacker{root: s.root, in: tarfmt.NewReader(&boundedBody{body: r.Body, left: want.maxBytes, limit: want.maxBytes, watch: watch}), want: want, watch: watch}
 	err := u.run(s.new)
 	s.unpacked = u.closed
 	var known *apierr.Error

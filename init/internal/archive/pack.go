@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 
 	"agentsandbox.dev/init/internal/apierr"
 	"agentsandbox.dev/init/internal/tarfmt"
@@ -60,14 +59,13 @@ type link struct {
 }
 
 type packer struct {
-	w        *tarfmt.Writer
-	root     *root
-	watch    *watch
-	index    Index
-	path     []byte
-	links    map[inode]link
-	noXattrs bool // this file system has none
-	xattrs   []byte
+	w      *tarfmt.Writer
+	root   *root
+	watch  *watch
+	index  Index
+	path   []byte
+	links  map[inode]link
+	xattrs xattrs
 }
 
 // fail makes an error that names the current member.
@@ -175,7 +173,7 @@ func (p *packer) directory(dir int, name string, depth int) error {
 		return nil
 	}
 	h := p.header(&st, tarfmt.Directory)
-	if h.Xattrs, err = p.attributes(fd); err != nil {
+	if h.Xattrs, _, err = p.xattrs.read(fd); err != nil {
 		return p.fail(err)
 	}
 	p.index.Directories++
@@ -273,7 +271,7 @@ func (p *packer) file(dir int, name string, depth int) error {
 		p.links[key] = link{h.Name, st.Nlink - 1}
 	}
 	h.Size = int64(st.Size)
-	if h.Xattrs, err = p.attributes(fd); err != nil {
+	if h.Xattrs, _, err = p.xattrs.read(fd); err != nil {
 		return p.fail(err)
 	}
 	if int64(st.Blocks)*512 < h.Size {
@@ -316,56 +314,6 @@ func (p *packer) data(fd int, h *tarfmt.Header) error {
 		p.index.Bytes += s.Length
 	}
 	return nil
-}
-
-// attributes reads the user.* attributes of an open file.
-func (p *packer) attributes(fd int) (list []tarfmt.Xattr, err error) {
-	if p.noXattrs {
-		return nil, nil
-	}
-	names, err := p.readAttribute(func(b []byte) (int, error) { return unix.Flistxattr(fd, b) })
-	if err == unix.ENOTSUP || err == unix.ENOSYS {
-		p.noXattrs = true
-		return nil, nil
-	}
-	if err != nil || names == "" {
-		return nil, err
-	}
-	for name := range strings.SplitSeq(strings.TrimSuffix(names, "\x00"), "\x00") {
-		if !strings.HasPrefix(name, "user.") {
-			continue
-		}
-		value, err := p.readAttribute(func(b []byte) (int, error) { return unix.Fgetxattr(fd, name, b) })
-		if err == unix.ENODATA {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, tarfmt.Xattr{Name: name, Value: value})
-	}
-	return list, nil
-}
-
-// readAttribute calls read with a buffer that grows until the answer fits.
-func (p *packer) readAttribute(read func([]byte) (int, error)) (string, error) {
-	if p.xattrs == nil {
-		p.xattrs = make([]byte, 1<<10)
-	}
-	for {
-		n, err := read(p.xattrs)
-		if err == unix.ERANGE && len(p.xattrs) < tarfmt.MaxHeader {
-			p.xattrs = make([]byte, 4*len(p.xattrs))
-			continue
-		}
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return "", err
-		}
-		return string(p.xattrs[:n]), nil
-	}
 }
 
 // findSegments finds what of a file is no hole. With more pieces than an archive takes, the smallest holes are written as zeros.

@@ -284,6 +284,74 @@ func TestLostFoundAndTheTopsModeStay(t *testing.T) {
 	}
 }
 
+func inodeOf(t *testing.T, path string) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	must(t, unix.Lstat(path, &st))
+	return st.Ino
+}
+
+func TestARestoreWritesOnlyWhatHasChangedAndSeesEveryChange(t *testing.T) {
+	b := newBox(t)
+	content := strings.Repeat("0123456789abcdef", 40_000)
+	for _, name := range []string{"kept", "first byte", "last byte", "time", "mode", "attribute", "longer", "linked", "replaced", "gone"} {
+		must(t, os.MkdirAll(b.work+"/d/"+name, 0o755))
+		must(t, os.WriteFile(b.work+"/d/"+name+"/f", []byte(content), 0o644))
+	}
+	must(t, os.WriteFile(b.work+"/empty", nil, 0o644))
+	want := describe(t, b.work)
+	archive := b.archive()
+	inodes := map[string]uint64{}
+	for name := range want {
+		inodes[name] = inodeOf(t, b.work+"/"+name)
+	}
+	// All of these are done behind the back of size and time.
+	change := func(name string, f func(path string) error) {
+		path := b.work + "/d/" + name + "/f"
+		fi, err := os.Stat(path)
+		must(t, errors.Join(err, f(path)))
+		if name != "time" && name != "gone" && name != "replaced" {
+			must(t, os.Chtimes(path, fi.ModTime(), fi.ModTime()))
+		}
+	}
+	poke := func(at int64) func(string) error {
+		return func(path string) error {
+			f, err := os.OpenFile(path, os.O_WRONLY, 0)
+			must(t, err)
+			_, err = f.WriteAt([]byte("X"), at)
+			return errors.Join(err, f.Close())
+		}
+	}
+	change("first byte", poke(0))
+	change("last byte", poke(int64(len(content)-1)))
+	change("longer", poke(int64(len(content))))
+	change("time", func(path string) error { return os.Chtimes(path, time.Now(), time.Now()) })
+	change("mode", func(path string) error { return os.Chmod(path, 0o600) })
+	change("attribute", func(path string) error { return unix.Setxattr(path, "user.new", []byte("x"), 0) })
+	change("linked", func(path string) error { return os.Link(path, b.work+"/other name") })
+	change("gone", os.Remove)
+	change("replaced", func(path string) error { return errors.Join(os.Remove(path), os.Symlink("../kept/f", path)) })
+	b.mustRestore(archive)
+	same(t, "after the restore", want, describe(t, b.work))
+	for _, name := range []string{"empty", "d/kept/f"} {
+		if inodeOf(t, b.work+"/"+name) != inodes[name] {
+			t.Errorf("%s was written again", name)
+		}
+	}
+	for _, name := range []string{"first byte", "last byte", "longer", "time", "mode", "attribute", "linked"} {
+		if inodeOf(t, b.work+"/d/"+name+"/f") == inodes["d/"+name+"/f"] {
+			t.Errorf("the change of %s was not seen", name)
+		}
+	}
+	before := describe(t, b.work)
+	damaged := bytes.Clone(archive)
+	damaged[len(damaged)-1024-600] ^= 1 // in the index, so that everything was unpacked
+	if w := b.restore(damaged, plenty); w.Code != 400 {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	same(t, "after a restore that was refused", before, describe(t, b.work))
+}
+
 // The kill tests run this binary again: it restores, and dies by SIGKILL before its nth step.
 const (
 	childWork = "RESTORE_CHILD_WORK"
@@ -335,7 +403,7 @@ func child(work string) int {
 	}
 	step("unpack")
 	w := &watch{}
-	u := &unpacker{in: tarfmt.NewReader(archive), want: limits{1 << 40, 1 << 20, 1 << 40}, watch: w}
+	u := &unpacker{root: r, in: tarfmt.NewReader(archive), want: limits{1 << 40, 1 << 20, 1 << 40}, watch: w}
 	err = u.run(s.new)
 	s.unpacked = u.closed
 	step("prepare")
@@ -381,6 +449,10 @@ func small(t *testing.T, dir, which string) {
 	must(t, os.WriteFile(dir+"/"+which+" closed/f", []byte(which), 0o400))
 	must(t, os.Symlink(which, dir+"/link"))
 	must(t, os.WriteFile(dir+"/"+which, []byte(which), 0o600))
+	for _, name := range []string{dir + "/shared", dir + "/both/in/shared"} {
+		must(t, os.WriteFile(name, []byte("the same in both"), 0o644))
+		must(t, os.Chtimes(name, time.Unix(1, 5), time.Unix(1, 5)))
+	}
 	must(t, os.Chmod(dir+"/"+which+" closed", map[string]os.FileMode{"old": 0o500, "new": 0o000}[which]))
 	must(t, os.Chmod(dir+"/both", 0o555))
 	must(t, filepath.Walk(dir, func(path string, _ os.FileInfo, err error) error {
@@ -531,7 +603,7 @@ func FuzzARestoreNeverWritesOutside(f *testing.F) {
 		s, err := newStaging(r, func(string) {})
 		must(t, err)
 		defer s.close()
-		u := &unpacker{in: tarfmt.NewReader(&out), want: limits{1 << 20, 10, 1 << 20}, watch: &watch{}}
+		u := &unpacker{root: r, in: tarfmt.NewReader(&out), want: limits{1 << 20, 10, 1 << 20}, watch: &watch{}}
 		if err := u.run(s.new); err == nil {
 			t.Error("an archive without index passed")
 		}
@@ -576,7 +648,7 @@ func BenchmarkSmallFiles(b *testing.B) {
 		for b.Loop() {
 			s, err := newStaging(r, func(string) {})
 			must(b, err)
-			u := &unpacker{in: tarfmt.NewReader(bytes.NewReader(archive.Bytes())), want: limits{1 << 40, 1 << 20, 1 << 40}, watch: &watch{}}
+			u := &unpacker{root: r, in: tarfmt.NewReader(bytes.NewReader(archive.Bytes())), want: limits{1 << 40, 1 << 20, 1 << 40}, watch: &watch{}}
 			t0 := time.Now()
 			must(b, u.run(s.new))
 			s.unpacked = u.closed
@@ -619,7 +691,7 @@ func BenchmarkOneLargeFile(b *testing.B) {
 			go func() { _ = out.CloseWithError(pack(tarfmt.NewWriter(out), r, []byte("{}"), &watch{})) }()
 			s, err := newStaging(r, func(string) {})
 			must(b, err)
-			u := &unpacker{in: tarfmt.NewReader(in), want: limits{1 << 40, 1 << 20, 1 << 40}, watch: &watch{}}
+			u := &unpacker{root: r, in: tarfmt.NewReader(in), want: limits{1 << 40, 1 << 20, 1 << 40}, watch: &watch{}}
 			must(b, u.run(s.new))
 			must(b, s.prepare())
 			s.close()

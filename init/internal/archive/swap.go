@@ -30,6 +30,9 @@ const (
 	markInstall = "install"
 )
 
+// removalWalks is how many threads the removal of the old tree takes. All other calls are refused meanwhile, so theirs are free.
+const removalWalks = 4
+
 // staging is the reserved folder during a restore.
 type staging struct {
 	root     *root
@@ -169,6 +172,7 @@ func (s *staging) swap() error {
 	}
 	if err == nil {
 		s.step("discard")
+		_ = tree.Shred(s.old, removalWalks) // what it cannot do, discard tries again
 		s.discard()
 		return nil
 	}

@@ -45,6 +45,7 @@ func checkSpace(r *root, want limits) error {
 // is ever written through a link or a name that came from the archive.
 type unpacker struct {
 	in      *tarfmt.Reader
+	root    *root
 	want    limits
 	watch   *watch
 	stack   []open
@@ -52,13 +53,23 @@ type unpacker struct {
 	count   Index
 	index   Index
 	dropped int64 // extended attributes that this file system does not take
+	xattrs  xattrs
+	scratch []byte
 }
 
-// open is a folder that is being filled.
+// open is a folder that is being filled. was is the present folder of the same name, -1 where there is none.
 type open struct {
 	fd     int
+	was    int
 	name   string // whole
 	header *tarfmt.Header
+}
+
+func (o open) close() {
+	_ = unix.Close(o.fd)
+	if o.was >= 0 {
+		_ = unix.Close(o.was)
+	}
 }
 
 // closed is a folder whose mode would keep even its owner out: it gets it when all is in place, since hard links may lead through it.
@@ -69,10 +80,10 @@ type closed struct {
 
 // run reads the whole archive into the folder.
 func (u *unpacker) run(fd int) error {
-	u.stack = []open{{fd: fd}}
+	u.stack = []open{{fd: fd, was: u.root.fd}}
 	defer func() {
 		for _, o := range u.stack[1:] {
-			_ = unix.Close(o.fd)
+			o.close()
 		}
 	}()
 	err := u.members()
@@ -160,7 +171,7 @@ func (u *unpacker) member(h *tarfmt.Header) error {
 	}
 	switch h.Type {
 	case tarfmt.Directory:
-		return u.directory(top.fd, name, h)
+		return u.directory(top, name, h)
 	case tarfmt.Symlink:
 		u.count.Symlinks++
 		if err := unix.Symlinkat(h.Linkname, top.fd, name); err != nil {
@@ -172,22 +183,28 @@ func (u *unpacker) member(h *tarfmt.Header) error {
 		return u.hardlink(top.fd, name, h)
 	}
 	u.count.Files++
-	return u.file(top.fd, name, h)
+	return u.file(top, name, h)
 }
 
-func (u *unpacker) directory(dir int, name string, h *tarfmt.Header) error {
+func (u *unpacker) directory(in open, name string, h *tarfmt.Header) error {
 	u.count.Directories++
 	if len(u.stack) > maxDepth {
 		return invalidArchive("%.300q… lies more than %d folders deep", h.Name, maxDepth)
 	}
-	if err := unix.Mkdirat(dir, name, 0o700); err != nil {
+	if err := unix.Mkdirat(in.fd, name, 0o700); err != nil {
 		return err
 	}
-	fd, err := tree.Open(dir, name, folderFlags, 0)
+	fd, err := tree.Open(in.fd, name, folderFlags, 0)
 	if err != nil {
 		return err
 	}
-	u.stack = append(u.stack, open{fd, h.Name, h})
+	was := -1
+	if in.was >= 0 {
+		if was, err = tree.Open(in.was, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0); err != nil {
+			was = -1
+		}
+	}
+	u.stack = append(u.stack, open{fd, was, h.Name, h})
 	return u.setAttributes(fd, h)
 }
 
@@ -195,7 +212,7 @@ func (u *unpacker) directory(dir int, name string, h *tarfmt.Header) error {
 func (u *unpacker) pop() error {
 	last := u.stack[len(u.stack)-1]
 	u.stack = u.stack[:len(u.stack)-1]
-	defer func() { _ = unix.Close(last.fd) }()
+	defer last.close()
 	mode := last.header.Mode
 	if mode&0o700 != 0o700 && (mode&0o100 == 0 || len(u.stack) == 1) {
 		// At the top also those that only lack write permission: the exchange moves them, and gives them their mode after that.
@@ -217,12 +234,16 @@ func setTime(dir int, name string, h *tarfmt.Header) error {
 	return unix.UtimesNanoAt(dir, name, times, flags)
 }
 
-func (u *unpacker) file(dir int, name string, h *tarfmt.Header) error {
-	fd, err := tree.Open(dir, name, createFlags, 0o600)
-	if err != nil {
+// file makes a file, or gives the present one that is the same another name.
+func (u *unpacker) file(in open, name string, h *tarfmt.Header) error {
+	same := u.openSame(in.was, name, h)
+	if same >= 0 {
+		defer func() { _ = unix.Close(same) }()
+	}
+	fd, err := u.fill(in.fd, name, h, same)
+	if fd < 0 {
 		return err
 	}
-	err = u.fill(fd, h)
 	if err == nil {
 		err = u.setAttributes(fd, h)
 	}
@@ -230,7 +251,7 @@ func (u *unpacker) file(dir int, name string, h *tarfmt.Header) error {
 		err = unix.Fchmod(fd, h.Mode)
 	}
 	if err == nil {
-		err = setTime(dir, name, h)
+		err = setTime(in.fd, name, h)
 	}
 	if closing := unix.Close(fd); err == nil {
 		err = closing
@@ -238,38 +259,52 @@ func (u *unpacker) file(dir int, name string, h *tarfmt.Header) error {
 	return err
 }
 
-// fill writes the data of a file, and makes its holes.
-func (u *unpacker) fill(fd int, h *tarfmt.Header) error {
+// fill writes the data of a file, and makes its holes. As long as a present file has the same bytes nothing is made; -1 when that held to the end.
+func (u *unpacker) fill(dir int, name string, h *tarfmt.Header, same int) (fd int, err error) {
+	create := func(equal int64) (err error) {
+		if fd, err = tree.Open(dir, name, createFlags, 0o600); err != nil {
+			fd = -1
+			return err
+		}
+		return u.copyFrom(same, fd, equal)
+	}
+	if fd = -1; same < 0 {
+		if err := create(0); err != nil {
+			return fd, err
+		}
+	}
 	segments := h.Segments
 	if !h.Sparse {
 		segments = []tarfmt.Segment{{Length: h.Size}}
 	} else if err := unix.Ftruncate(fd, h.Size); err != nil {
-		return err
+		return fd, err
 	}
 	for _, s := range segments {
 		if u.count.Bytes += s.Length; u.count.Bytes > u.want.bytes {
-			return invalidArchive("it has more than the %d bytes of data that were announced", u.want.bytes)
+			return fd, invalidArchive("it has more than the %d bytes of data that were announced", u.want.bytes)
 		}
 		offset := s.Offset
 		err := u.in.Data(s.Length, func(b []byte) error {
-			for len(b) > 0 {
-				n, err := unix.Pwrite(fd, b, offset)
-				if err == unix.EINTR {
-					continue
-				}
-				if err != nil {
+			if fd < 0 && !u.equals(same, b, offset) {
+				if err := create(offset); err != nil {
 					return err
 				}
-				b = b[n:]
-				offset += int64(n)
 			}
-			return nil
+			at := offset
+			offset += int64(len(b))
+			if fd < 0 {
+				return nil
+			}
+			return writeFull(fd, b, at)
 		})
 		if err != nil {
-			return err
+			return fd, err
 		}
 	}
-	return nil
+	if fd < 0 && unix.Linkat(unix.AT_FDCWD, tree.Self(same), dir, name, unix.AT_SYMLINK_FOLLOW) != nil {
+		err = create(h.Size) // a file system, or a file, that takes no second name
+	}
+	return fd, err
 }
 
 func (u *unpacker) setAttributes(fd int, h *tarfmt.Header) error {

@@ -11,11 +11,13 @@ import (
 )
 
 const (
-	comeUp = 2 * time.Second
-	retry  = 10 * time.Millisecond
+	comeUp     = 2 * time.Second
+	retry      = 10 * time.Millisecond
+	bufferSize = 64 << 10
 )
 
-// Run copies until either side ends and returns the exit code. It uses blocking calls on two threads: nothing here needs more.
+// Run copies until either side ends and returns the exit code. One thread does it all, with poll: every thread of a bridge is taken from the
+// process limit of the sandbox.
 func Run(socket string, checkPeer bool) int {
 	fd, err := dial(socket)
 	if err != nil {
@@ -29,12 +31,21 @@ func Run(socket string, checkPeer bool) int {
 			return 1
 		}
 	}
-	go func() {
-		pipe(0, fd)
-		// The other side has said everything: so have we. What PID 1 still answers goes on.
-		_ = unix.Shutdown(fd, unix.SHUT_WR)
-	}()
-	pipe(fd, 1)
+	for _, one := range []int{0, 1, fd} {
+		if err := unix.SetNonblock(one, true); err != nil {
+			fmt.Fprintf(os.Stderr, "sandbox-init connect: descriptor %d cannot be polled: %v\n", one, err)
+			return 1
+		}
+	}
+	// The end of stdin is passed on: what PID 1 still answers comes back. The end of the socket ends everything.
+	in := &flow{from: 0, to: fd, atEnd: func() { _ = unix.Shutdown(fd, unix.SHUT_WR) }}
+	out := &flow{from: fd, to: 1, atEnd: func() {}}
+	for !out.done {
+		if err := step(in, out); err != nil {
+			fmt.Fprintf(os.Stderr, "sandbox-init connect: %v\n", err)
+			return 1
+		}
+	}
 	return 0
 }
 
@@ -58,36 +69,70 @@ func dial(socket string) (int, error) {
 	}
 }
 
-// pipe copies from one descriptor to the other until the end of either.
-func pipe(from, to int) {
-	buffer := make([]byte, 64<<10)
-	for {
-		n, err := unix.Read(from, buffer)
-		if err == unix.EINTR {
-			continue
-		}
-		if err == unix.EAGAIN {
-			wait(from, unix.POLLIN)
-			continue
-		}
-		if err != nil || n == 0 {
-			return
-		}
-		for rest := buffer[:n]; len(rest) > 0; {
-			n, err := unix.Write(to, rest)
+// flow is one direction. It reads only when all that it read before is written, so a slow side holds up its own direction alone.
+type flow struct {
+	from, to int
+	buffer   [bufferSize]byte
+	rest     []byte // read and not yet written
+	done     bool   // and everything written, or nobody to write to
+	atEnd    func()
+}
+
+// wants is what the flow waits for.
+func (f *flow) wants() (fd int32, events int16) {
+	switch {
+	case f.done:
+		return -1, 0 // poll skips it
+	case len(f.rest) > 0:
+		return int32(f.to), unix.POLLOUT
+	default:
+		return int32(f.from), unix.POLLIN
+	}
+}
+
+// move does what can be done without waiting.
+func (f *flow) move() {
+	for !f.done {
+		if len(f.rest) == 0 {
+			n, err := unix.Read(f.from, f.buffer[:])
 			switch {
 			case err == unix.EINTR:
+				continue
 			case err == unix.EAGAIN:
-				wait(to, unix.POLLOUT)
-			case err != nil:
 				return
-			default:
-				rest = rest[n:]
+			case err != nil || n == 0:
+				f.done = true
+				f.atEnd()
+				return
 			}
+			f.rest = f.buffer[:n]
+		}
+		n, err := unix.Write(f.to, f.rest)
+		switch {
+		case err == unix.EINTR:
+		case err == unix.EAGAIN:
+			return
+		case err != nil:
+			f.done = true // the reader is gone: so is all reason to go on
+		default:
+			f.rest = f.rest[n:]
 		}
 	}
 }
 
-func wait(fd int, events int16) {
-	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, -1)
+// step waits until either direction can go on, and lets it.
+func step(flows ...*flow) error {
+	var polled [2]unix.PollFd
+	for i, f := range flows {
+		polled[i].Fd, polled[i].Events = f.wants()
+	}
+	if _, err := unix.Poll(polled[:], -1); err != nil && err != unix.EINTR {
+		return err
+	}
+	for i, f := range flows {
+		if polled[i].Revents != 0 {
+			f.move()
+		}
+	}
+	return nil
 }

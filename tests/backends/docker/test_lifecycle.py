@@ -12,6 +12,7 @@ import pytest
 from agent_sandbox_api.backends.docker import DockerEngine, labels, specs
 from agent_sandbox_api.backends.engine import Instance
 from agent_sandbox_core.errors import BackendError, InvalidRequest, OutcomeUnknown, SandboxDied
+from agent_sandbox_core.hardening import GUEST_ALLOWANCE
 from agent_sandbox_core.models import Command
 from tests.support.docker import Docker
 
@@ -32,10 +33,10 @@ HARDENED: dict[str, Any] = {
     "PortBindings": None,
     "PublishAllPorts": False,
     "Dns": ["127.0.0.1"],
-    "Memory": (128 + 16) << 20,
-    "MemorySwap": (128 + 16) << 20,
+    "Memory": (128 + GUEST_ALLOWANCE.memory_mb) << 20,
+    "MemorySwap": (128 + GUEST_ALLOWANCE.memory_mb) << 20,
     "NanoCpus": 1_500_000_000,
-    "PidsLimit": 64 + 16,
+    "PidsLimit": 64 + GUEST_ALLOWANCE.pids,
     "OomScoreAdj": 500,
     "OomKillDisable": False,
     "ShmSize": 32 << 20,

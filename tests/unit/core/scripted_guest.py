@@ -87,6 +87,8 @@ class Process:
         self.child = await asyncio.create_subprocess_exec(
             *argv, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
         )
+        if self.cause:
+            self.kill(self.cause)
         timer = asyncio.get_running_loop().call_later(self.body["timeout_ms"] / 1000, self.kill, "timed_out")
         assert self.child.stdout is not None
         assert self.child.stderr is not None
@@ -116,11 +118,12 @@ class Process:
         self.room.set()
 
     def kill(self, cause: str) -> None:
-        if self.child is not None and self.exit is None:
+        if self.exit is None:
             self.cause = self.cause or cause
             self.room.set()
-            with suppress(ProcessLookupError):
-                os.killpg(self.child.pid, signal.SIGKILL)
+            if self.child is not None:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.child.pid, signal.SIGKILL)
 
     def describe(self, extra: int = 0) -> dict[str, Any]:
         return {
@@ -140,6 +143,7 @@ class ScriptedGuest:
     def __init__(self) -> None:
         self.boot = new_guest_id()
         self.processes: dict[str, Process] = {}
+        self.started: list[Process] = []
         self.streams: dict[str, dict[str, int]] = {}
         self.calls: Counter[str] = Counter()
         self.leases: Counter[str] = Counter()
@@ -182,10 +186,10 @@ class ScriptedGuest:
 
     async def aclose(self) -> None:
         self.cut_all()
-        for process in self.processes.values():
+        for process in self.started:
             process.kill("canceled")
-        for _ in range(100):
-            if all(process.exit for process in self.processes.values()):
+        for _ in range(250):
+            if all(process.exit for process in self.started):
                 break
             await asyncio.sleep(0.02)
         for task in self._tasks:
@@ -254,9 +258,10 @@ class ScriptedGuest:
                 if process in self.processes:
                     return 200, json.dumps(self.processes[process].describe()).encode()
                 found = self.processes[process] = Process(self, process, start)
+                self.started.append(found)
                 self.spawn(found.run())
                 await self._wait(found, int(query.get("wait_ms", 0)) / 1000, output=query.get("wait_for") == "output")
-                frames = [(seq, *frame) for seq, frame in enumerate(found.frames) if frame[0] != EXIT]
+                frames = [(seq, *frame) for seq, frame in enumerate(found.frames) if frame[0] != EXIT][:8]
                 answer = found.describe()
                 answer["output"] = [{"seq": seq, "fd": kind, "data": base64.b64encode(data).decode()} for seq, kind, data in frames]
                 stream = self.streams.get(query.get("stream", ""))

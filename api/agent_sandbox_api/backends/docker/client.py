@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import ssl
-import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, TypeVar
 
@@ -19,6 +18,7 @@ from docker.tls import TLSConfig
 from .address import Address, find_address
 from .faults import FAULTS, translate
 from .http import EngineConnection
+from .sockets import ClosingAdapter
 from .threads import ThreadPool
 from .tunnel import Tunnel
 from .wire import connect
@@ -28,6 +28,7 @@ T = TypeVar("T")
 THREADS: Final = 8
 READ_SECONDS: Final = 60
 """How long docker-py waits for an answer on one connection."""
+VERSION_SECONDS: Final = 10.0
 CLOSE_SECONDS: Final = 2.0
 CALL_SECONDS: Final = 75.0
 """How long one call may take, the wait for a thread included."""
@@ -41,8 +42,8 @@ class EngineClient:
         self._tls: ssl.SSLContext | None = None
         self._tunnel = Tunnel(self.address) if self.address.kind == "ssh" else None
         self._threads = ThreadPool(THREADS, "docker")
+        self._version: str | None = None
         self._api: docker.APIClient | None = None
-        self._api_lock = threading.Lock()
 
     async def open(self) -> None:
         """Reads the TLS files and starts the ssh tunnel; asks the engine nothing yet."""
@@ -63,17 +64,28 @@ class EngineClient:
         """Calls docker-py in a thread. A cancelled caller does not stop the call: whoever must know its end keeps the task."""
         try:
             async with asyncio.timeout(seconds):
-                return await asyncio.wrap_future(self._threads.submit(lambda: function(self._connected())))
+                api = await self._docker_py()
+                return await asyncio.wrap_future(self._threads.submit(lambda: function(api)))
         except FAULTS as error:
             raise translate(doing, self.address.text, error) from error
 
-    def _connected(self) -> docker.APIClient:
-        """The client, made at the first call that finds the engine: its version is asked then."""
-        with self._api_lock:
-            if self._api is None:
-                url, tls = self._docker_py_address()
-                self._api = docker.APIClient(base_url=url, version="auto", timeout=READ_SECONDS, tls=tls, max_pool_size=THREADS)
-            return self._api
+    async def _docker_py(self) -> docker.APIClient:
+        """docker-py's client. It is made once the engine has told its version, so making it asks nothing and cannot fail half-way."""
+        version = await self._known_version()
+        if self._api is None:
+            url, tls = self._docker_py_address()
+            self._api = docker.APIClient(base_url=url, version=version, timeout=READ_SECONDS, tls=tls, max_pool_size=THREADS)
+            if url.startswith("unix://"):
+                adapter = ClosingAdapter(f"http+{url}", READ_SECONDS, max_pool_size=THREADS)
+                self._api.mount("http+docker://", adapter)
+        return self._api
+
+    async def _known_version(self) -> str:
+        if self._version is None:
+            doing = "asking the Docker engine for its version"
+            async with asyncio.timeout(VERSION_SECONDS), self.connection(doing) as connection:
+                self._version = await connection.ping(doing)
+        return self._version
 
     def _docker_py_address(self) -> tuple[str, TLSConfig | bool]:
         address = self.address
@@ -106,11 +118,11 @@ class EngineClient:
             raise translate(doing, self.address.text, error) from error
 
     async def path(self, target: str) -> str:
-        """`target` below the API version that both sides speak."""
-        if self._api is None:
-            await self.run("asking the Docker engine for its version", lambda api: api.api_version)
-        assert self._api is not None
-        return f"/v{self._api.api_version}{target}"
+        """`target` below the version of the API that the engine has."""
+        try:
+            return f"/v{await self._known_version()}{target}"
+        except FAULTS as error:
+            raise translate("asking the Docker engine for its version", self.address.text, error) from error
 
     async def call(self, doing: str, method: str, target: str, body: Any = None, *, seconds: float = CALL_SECONDS) -> Any:
         """One call on the event loop, for what must not wait for a thread."""
@@ -126,6 +138,6 @@ class EngineClient:
         doing = "asking the Docker engine whether it is there"
         try:
             async with asyncio.timeout(seconds), self.connection(doing) as connection:
-                await connection.call(doing, "GET", "/_ping")
+                await connection.ping(doing)
         except TimeoutError as error:
             raise translate(doing, self.address.text, error) from error

@@ -78,7 +78,7 @@ def root_cause(error: BaseException) -> str:
     while id(error) not in seen:
         seen.add(id(error))
         inner = error.__cause__ or error.__context__ or next((item for item in error.args if isinstance(item, BaseException)), None)
-        if inner is None:
+        if inner is None or isinstance(inner, SandboxError):
             break
         error = inner
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -38,6 +38,18 @@ class EngineConnection:
         is_json = dict(response.headers).get(b"content-type", b"").startswith(b"application/json")
         return json.loads(content) if content and is_json else None
 
+    async def ping(self, doing: str) -> str:
+        """Asks whether the engine is there; the newest version of its API, which it says in a header."""
+        await self._send("GET", "/_ping", None, {})
+        response = await self._response()
+        content = b"".join([data async for data in self._body()])
+        if response.status_code >= ERROR_STATUS:
+            raise refuse(doing, response.status_code, error_text(content))
+        version = dict(response.headers).get(b"api-version", b"").decode("latin-1")
+        if not version:
+            raise EOFError("it names no version of its API: what answers there is no Docker engine")
+        return version
+
     async def follow(self, doing: str, method: str, target: str, headers: dict[str, str] | None = None) -> AsyncGenerator[Any]:
         """An answer that is a stream of JSON lines, each as it comes; ends when the engine ends it."""
         await self._send(method, target, None, headers or {})
@@ -91,7 +103,8 @@ class EngineConnection:
     async def _body(self) -> AsyncIterator[bytes]:
         while isinstance(event := await self._next(), h11.Data):
             yield bytes(event.data)
-        if not isinstance(event, h11.EndOfMessage):
+        whole = isinstance(event, h11.EndOfMessage)
+        if not whole:
             raise EOFError(self.wire.explain("the engine closed the connection in the middle of an answer"))
 
     async def _next(self) -> h11.Event | type[h11.PAUSED]:

@@ -73,8 +73,6 @@ class Lifecycle:
                 await self._create(record.sandbox_id, name, build(place))
                 return await self._start(record, name, place)
             except EngineRefusal as error:
-                if error.engine_status == BAD_REQUEST:
-                    raise InvalidRequest(error.message) from error
                 if not left or not self._shared.blame(error, place):
                     raise
                 logger.warning("a shared part was missing and is made again: %s", error.message)
@@ -86,6 +84,8 @@ class Lifecycle:
         try:
             await self._client.run(doing, lambda api: calls.create_container(api, config, name))
         except EngineRefusal as error:
+            if error.engine_status == BAD_REQUEST:
+                raise InvalidRequest(error.message) from error
             if not error.conflicting:
                 raise
             # Left by an earlier try of the same step that died; nobody was told of it.

@@ -35,14 +35,22 @@ class Link:
 
     async def open(self) -> httpcore.AsyncNetworkStream:
         """A channel to the sandbox. With a network, never before that is closed to private addresses."""
+        try:
+            container = await self._enter()
+        except BackendError as error:
+            raise ChannelError(error.message) from error
+        self._container = container
+        return self._bridges.take_warm(self._sandbox_id) or await self._bridges.open(container)
+
+    async def _enter(self) -> str:
+        """The container to open a channel in, its network closed where it has one."""
         inspected = await self._inspect()
         if inspected is None:
             raise ChannelError(f"the sandbox {self._sandbox_id} has no container any more: look at its state")
         container = str(inspected["Id"])
         if self._record(inspected).spec.network:
             await self._shared.network.guard(self._sandbox_id, container, await self._shared.prepare())
-        self._container = container
-        return self._bridges.take_warm(self._sandbox_id) or await self._bridges.open(container)
+        return container
 
     async def explain(self) -> SandboxError | None:
         """See Explain in core. Looks until the engine has noticed a death, or the guest answers again, 10 s at most."""

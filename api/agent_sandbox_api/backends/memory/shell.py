@@ -4,6 +4,7 @@ shell can do is refused with exit code 2 and a line that says so: a test must no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
@@ -15,6 +16,8 @@ from .programs import Call
 SYNTAX_ERROR: Final = 2
 _OPERATORS: Final = ("&&", "||", ">>", ";", "\n", ">")
 _REFUSED: Final = "|&<()`{}*?[!#"
+# `$?` and `${NAME}` belong to a word although their characters are refused elsewhere.
+_PLAIN: Final = re.compile(r"(?:\$\?|\$\{[^}]*\}|[^\s;&|<>()`'\"\\{}*?\[!#]|\r)+")
 _NAME: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_"
 
 
@@ -165,50 +168,50 @@ class _Shell:
 
 
 def _tokens(script: str) -> Iterator[_Operator | _Parts]:
-    at, word = 0, None
+    at, word = 0, _Parts()
     while at < len(script):
-        letter = script[at]
-        operator = next((found for found in _OPERATORS if script.startswith(found, at)), None)
-        if letter in " \t" or operator:
-            if word is not None:
+        operator = next((found for found in _OPERATORS if script.startswith(found, at)), "")
+        if script[at] in " \t" or operator:
+            if word:
                 yield word
-                word = None
+                word = _Parts()
             if operator:
                 yield _Operator(operator)
             at += len(operator or " ")
             if operator == ">" and script.startswith("&2", at):
                 yield _Parts([("&2", False)])
                 at += 2
-            continue
-        word = _Parts() if word is None else word
-        if letter == "'":
-            end = _closing(script, "'", at + 1)
-            word.append((script[at + 1 : end], False))
-            at = end + 1
-        elif letter == '"':
-            end = at + 1
-            while end < len(script) and script[end] != '"':
-                end += 2 if script[end] == "\\" else 1
-            _closing(script, '"', end)
-            for index, piece in enumerate(script[at + 1 : end].replace("\\\\", "\0").split('\\"')):
-                word.extend([('"', False)] if index else [])
-                word.append((piece.replace("\0", "\\"), True))
-            at = end + 1
-        elif letter == "\\" and at + 1 < len(script):
-            word.append((script[at + 1], False))
-            at += 2
-        elif letter in _REFUSED and not (letter == "{" and word and word[-1][0].endswith("$")):
-            raise _Syntax(f"'{letter}'")
         else:
-            end = at + 1
-            while end < len(script) and script[end] not in " \t\n;&|<>()`'\"\\*?[!#":
-                end += 1
-            if script.startswith("$?", end - 1):
-                end += 1
-            word.append((script[at:end], True))
-            at = end
-    if word is not None:
+            at = _take_piece(script, at, word)
+    if word:
         yield word
+
+
+def _take_piece(script: str, at: int, word: _Parts) -> int:
+    """Adds a quoted or a plain piece to a word; returns where it ends."""
+    letter = script[at]
+    if letter == "'":
+        end = _closing(script, "'", at + 1)
+        word.append((script[at + 1 : end], False))
+        return end + 1
+    if letter == '"':
+        end = at + 1
+        while end < len(script) and script[end] != '"':
+            end += 2 if script[end] == "\\" else 1
+        _closing(script, '"', end)
+        for index, piece in enumerate(script[at + 1 : end].replace("\\\\", "\0").split('\\"')):
+            word.extend([('"', False)] if index else [])
+            word.append((piece.replace("\0", "\\"), True))
+        return end + 1
+    if letter == "\\" and at + 1 < len(script):
+        word.append((script[at + 1], False))
+        return at + 2
+    if letter in _REFUSED:
+        raise _Syntax(f"'{letter}'")
+    found = _PLAIN.match(script, at)
+    assert found is not None
+    word.append((found[0], True))
+    return found.end()
 
 
 def _closing(script: str, quote: str, at: int) -> int:

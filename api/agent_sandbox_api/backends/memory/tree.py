@@ -57,6 +57,13 @@ class Place:
     chain: tuple[tuple[bytes, Node], ...]
     name: bytes
     node: Node | None
+    missing: tuple[tuple[Node, bytes, Node], ...] = ()
+    """Directories on the way that are not there yet, to be linked by make_parents."""
+
+    def make_parents(self) -> None:
+        """Makes the directories that are missing, once the whole path was found good."""
+        for parent, name, node in self.missing:
+            parent.link(name, node)
 
     @property
     def parent(self) -> Node:
@@ -91,11 +98,12 @@ class Tree:
         self.root.entries = {b"workspace": workspace, b"tmp": directory(0o1777)}
 
     def find(self, path: bytes, *, follow: bool = True, make: bool = False, cwd: bytes = WORKSPACE) -> Place:
-        """Resolves a path, links on the way included; `make` creates missing directories, only under the workspace."""
+        """Resolves a path, links on the way included; `make` plans missing directories, only under the workspace."""
         parts = [part for part in (path if path.startswith(b"/") else cwd + b"/" + path).split(b"/") if part not in (b"", b".")]
         must_be_directory = path.endswith((b"/", b"/.", b"/.."))
         chain: list[tuple[bytes, Node]] = [(b"", self.root)]
         parts.reverse()
+        missing: list[tuple[Node, bytes, Node]] = []
         links = 0
         while parts:
             name = parts.pop()
@@ -115,11 +123,11 @@ class Tree:
                 parts.extend(part for part in reversed(node.data.split(b"/")) if part not in (b"", b"."))
                 continue
             if not parts and not must_be_directory:
-                return Place(tuple(chain), name, node)
+                return Place(tuple(chain), name, node, tuple(missing))
             if node is None and make:
                 check_writable(Place(tuple(chain), name, None), path)
                 node = directory()
-                chain[-1][1].link(name, node)
+                missing.append((chain[-1][1], name, node))
             if node is None:
                 raise NotFound(f"{show_path(path)} does not exist: {show_path(Place(tuple(chain), name, None).path)} is missing")
             if node.type != "directory":
@@ -127,7 +135,7 @@ class Tree:
             chain.append((name, node))
         if len(chain) == 1:
             return Place(tuple(chain), b"", self.root)
-        return Place(tuple(chain[:-1]), chain[-1][0], chain[-1][1])
+        return Place(tuple(chain[:-1]), chain[-1][0], chain[-1][1], tuple(missing))
 
     def existing(self, path: bytes, *, follow: bool = True, cwd: bytes = WORKSPACE) -> tuple[Place, Node]:
         """Like find, for what must be there."""
@@ -151,6 +159,7 @@ class Tree:
             raise InvalidRequest(f"{show_path(path)} is a directory: name a file")
         if mode is None:
             mode = place.node.mode if place.node is not None and place.node.type == "file" else 0o644
+        place.make_parents()
         place.parent.link(place.name, Node("file", mode, data=data))
         return self.find(place.path, follow=False)
 
@@ -166,8 +175,10 @@ class Tree:
     def make_dir(self, path: bytes, mode: int) -> Place:
         """A directory, parents included; one that exists is fine."""
         place = self.find(path, make=True)
-        if place.node is None:
+        if place.node is None or place.missing:
             check_writable(place, path)
+            place.make_parents()
+        if place.node is None:
             place.parent.link(place.name, directory(mode))
             return self.find(place.path)
         if place.node.type != "directory":
@@ -194,6 +205,7 @@ class Tree:
             raise InvalidRequest(f"{show_path(source)} cannot be moved into itself")
         if new.node is not None and new.node.entries:
             raise Conflict(f"the directory {show_path(target)} is not empty")
+        new.make_parents()
         old.parent.unlink(old.name)
         new.parent.link(new.name, node)
         return self.find(new.path, follow=False)

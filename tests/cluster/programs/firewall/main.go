@@ -3,12 +3,11 @@
 package main
 
 import (
+	"context"
 	"os/signal"
 	"sync"
 	"syscall"
 	"time"
-
-	"context"
 
 	"github.com/cloudnativelabs/kube-router/v2/pkg/controllers/netpol"
 	"github.com/cloudnativelabs/kube-router/v2/pkg/healthcheck"

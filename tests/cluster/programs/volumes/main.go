@@ -28,6 +28,7 @@ const (
 type settings struct {
 	kubeconfig string
 	folder     string
+	local      string
 	node       string
 	kubelet    string
 }
@@ -35,7 +36,8 @@ type settings struct {
 func main() {
 	var s settings
 	pflag.StringVar(&s.kubeconfig, "kubeconfig", "", "provision: how to reach the API server")
-	pflag.StringVar(&s.folder, "folder", "", "where the volumes' data lies, the same on every node")
+	pflag.StringVar(&s.folder, "folder", "", "where the disks lie, the same on every node")
+	pflag.StringVar(&s.local, "local", "", "provision: where the folders of class fast lie, the same on every node")
 	pflag.StringVar(&s.node, "node", "", "serve: name of this node")
 	pflag.StringVar(&s.kubelet, "kubelet", "", "serve: the kubelet's root folder")
 	pflag.Parse()
@@ -48,13 +50,15 @@ func main() {
 }
 
 func run(ctx context.Context, role string, s settings) error {
-	if err := os.MkdirAll(s.folder, 0o755); err != nil {
-		return err
-	}
 	switch role {
 	case "serve":
 		return serve(ctx, s)
 	case "provision":
+		for _, folder := range []string{s.folder, s.local} {
+			if err := os.MkdirAll(folder, 0o755); err != nil {
+				return err
+			}
+		}
 		config, err := clientcmd.BuildConfigFromFlags("", s.kubeconfig)
 		if err != nil {
 			return err
@@ -66,7 +70,7 @@ func run(ctx context.Context, role string, s settings) error {
 			return err
 		}
 		go attach(ctx, client)
-		provision(ctx, client, s.folder)
+		provision(ctx, client, s)
 		return nil
 	default:
 		return fmt.Errorf("the role is provision or serve, not %q", role)

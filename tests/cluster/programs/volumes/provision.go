@@ -12,7 +12,6 @@ import (
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/klog/v2"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 )
 
@@ -20,13 +19,13 @@ import (
 const smallest = 16 << 20
 
 // provision makes and deletes volumes of both classes until ctx ends.
-func provision(ctx context.Context, client kubernetes.Interface, folder string) {
+func provision(ctx context.Context, client kubernetes.Interface, s settings) {
 	var group sync.WaitGroup
-	for name, provisioner := range map[string]controller.Provisioner{fastDriver: fast{folder}, diskDriver: disk{folder}} {
+	for name, provisioner := range map[string]controller.Provisioner{fastDriver: fast{s.local}, diskDriver: disk{s.folder}} {
 		group.Add(1)
 		go func() {
 			defer group.Done()
-			controller.NewProvisionController(klog.FromContext(ctx), client, name, provisioner,
+			controller.NewProvisionController(ctx, client, name, provisioner,
 				controller.LeaderElection(false),
 				controller.Threadiness(8),
 				controller.ResyncPeriod(time.Minute),
@@ -73,7 +72,7 @@ func (f fast) Provision(_ context.Context, options controller.ProvisionOptions) 
 	if err := refused(options); err != nil {
 		return nil, controller.ProvisioningFinished, err
 	}
-	if options.SelectedNode == nil {
+	if options.SelectedNodeName == "" {
 		return nil, controller.ProvisioningFinished, fmt.Errorf("class %s needs volumeBindingMode WaitForFirstConsumer: a folder belongs to a node", options.StorageClass.Name)
 	}
 	path := filepath.Join(f.folder, options.PVName)
@@ -87,7 +86,7 @@ func (f fast) Provision(_ context.Context, options controller.ProvisionOptions) 
 	made := volume(options, core.PersistentVolumeSource{Local: &core.LocalVolumeSource{Path: path}})
 	made.Spec.NodeAffinity = &core.VolumeNodeAffinity{Required: &core.NodeSelector{NodeSelectorTerms: []core.NodeSelectorTerm{{
 		MatchExpressions: []core.NodeSelectorRequirement{{
-			Key: core.LabelHostname, Operator: core.NodeSelectorOpIn, Values: []string{options.SelectedNode.Labels[core.LabelHostname]},
+			Key: core.LabelHostname, Operator: core.NodeSelectorOpIn, Values: []string{options.SelectedNodeName},
 		}},
 	}}}}
 	return made, controller.ProvisioningFinished, nil
