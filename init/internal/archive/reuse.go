@@ -21,22 +21,25 @@ func (u *unpacker) openSame(was int, name string, h *tarfmt.Header) int {
 	if was < 0 || h.Sparse {
 		return -1
 	}
-	st, err := tree.Stat(was, name)
-	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || uint32(st.Mode&0o7777) != h.Mode || int64(st.Size) != h.Size || st.Nlink != 1 ||
-		st.Mtime.Sec != h.Seconds || int64(st.Mtime.Nsec) != h.Nanos || st.Uid != u.root.uid || !tree.SameMount(&st, &u.root.stat) {
-		return -1
-	}
 	fd, err := tree.Open(was, name, fileFlags, 0)
 	if err != nil {
 		return -1
 	}
-	opened, err := tree.Stat(fd, "")
-	attributes, acl, failed := u.xattrs.read(fd)
-	if err != nil || failed != nil || acl || opened.Ino != st.Ino || !slices.Equal(attributes, h.Xattrs) {
+	if !u.looksSame(fd, h) {
 		_ = unix.Close(fd)
 		return -1
 	}
 	return fd
+}
+
+func (u *unpacker) looksSame(fd int, h *tarfmt.Header) bool {
+	st, err := tree.Stat(fd, "")
+	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || uint32(st.Mode&0o7777) != h.Mode || int64(st.Size) != h.Size || st.Nlink != 1 ||
+		st.Mtime.Sec != h.Seconds || int64(st.Mtime.Nsec) != h.Nanos || st.Uid != u.root.uid || !tree.SameMount(&st, &u.root.stat) {
+		return false
+	}
+	attributes, acl, err := u.xattrs.read(fd)
+	return err == nil && !acl && slices.Equal(attributes, h.Xattrs)
 }
 
 // readFull fills b from a file; fewer bytes are an error.

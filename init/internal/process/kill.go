@@ -2,7 +2,9 @@ package process
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sort"
 	"sync"
@@ -116,6 +118,9 @@ func (m *Manager) sendGroup(p sys.Proc, signal syscall.Signal) {
 // halt stops everything at one moment, lets what came from outside go on at once, and returns what it stopped of the rest. What was stopped
 // before it came is left alone.
 func (m *Manager) halt() (stopped []identity) {
+	if os.Getpid() != 1 {
+		return nil // outside a sandbox "everything" is the machine
+	}
 	before := map[identity]bool{}
 	all, _ := sys.ScanAll()
 	for _, p := range all {
@@ -126,7 +131,9 @@ func (m *Manager) halt() (stopped []identity) {
 	m.mu.Lock()
 	_ = syscall.Kill(-1, syscall.SIGSTOP)
 	for pid := range m.peers {
-		_ = syscall.Kill(pid, syscall.SIGCONT) // the bridges; this very call came over one
+		if pid > 1 {
+			_ = syscall.Kill(pid, syscall.SIGCONT) // the bridges; this very call came over one
+		}
 	}
 	m.mu.Unlock()
 	all, _ = sys.ScanAll()
@@ -314,6 +321,9 @@ func byDepth(all []sys.Proc) []sys.Proc {
 // KillAll ends every process of the sandbox but init and its bridges, and returns when they are reaped. What came from outside and is no bridge
 // (somebody's debugging shell) may hold the workspace too, so it goes as well.
 func (m *Manager) KillAll(ctx context.Context) error {
+	if os.Getpid() != 1 {
+		return errors.New("this is not PID 1 of a sandbox: everything it sees is not its own to end")
+	}
 	m.halt() // nothing can start another while it is looked for
 	deadline := time.Now().Add(freezeTime)
 	for {

@@ -68,7 +68,7 @@ async def test_an_image_can_be_named_by_its_id(box: DockerEngine, engine: Docker
     assert await run_in(box, record.sandbox_id, "echo x") == "x\n"
 
 
-async def test_an_image_that_wants_more_gets_no_more(box: DockerEngine, engine: Docker, build: Any) -> None:
+async def test_an_image_that_wants_more_gets_no_more(engine: Docker, build: Any, box: DockerEngine) -> None:
     image = build(
         "USER root",
         "VOLUME /data /tmp /workspace /var/lib/x",
@@ -89,7 +89,7 @@ async def test_an_image_that_wants_more_gets_no_more(box: DockerEngine, engine: 
     assert "Health" not in engine.inspect(record.sandbox_id)["State"]
 
 
-async def test_volumes_of_an_image_go_with_the_sandbox(box: DockerEngine, engine: Docker, build: Any, leftovers: Any) -> None:
+async def test_volumes_of_an_image_go_with_the_sandbox(engine: Docker, build: Any, box: DockerEngine, leftovers: Any) -> None:
     image = build("VOLUME /data")
     record = await make(box, image=image, read_only_rootfs=False)
     volumes = len(engine.client.api.volumes()["Volumes"])
@@ -99,19 +99,20 @@ async def test_volumes_of_an_image_go_with_the_sandbox(box: DockerEngine, engine
     assert leftovers.rows() == [] and len(engine.client.api.volumes()["Volumes"]) == volumes - 2
 
 
-async def test_a_workspace_begins_empty_and_owned_whatever_the_image_has_there(box: DockerEngine, build: Any) -> None:
+async def test_a_workspace_begins_empty_and_owned_whatever_the_image_has_there(build: Any, box: DockerEngine) -> None:
     import io
     import tarfile
 
-    for kind in ("folder", "link"):
+    for kind, change in (("folder", "ENV X=1"), ("link", "ENV X=1"), ("folder", "VOLUME /workspace")):
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as tar:
             member = tarfile.TarInfo("workspace/deep/file" if kind == "folder" else "workspace")
             if kind == "link":
                 member.type, member.linkname = tarfile.SYMTYPE, "/etc"
             tar.addfile(member)
-        record = await make(box, image=build(archive=packed.getvalue()))
+        record = await make(box, image=build(change, archive=packed.getvalue()))
         assert await run_in(box, record.sandbox_id, "ls -A; stat -c %u:%g:%a:%F /workspace") == "1000:1000:755:directory\n"
+        await box.remove(record.sandbox_id)
 
 
 async def test_two_installations_share_the_image_and_the_guest_volume(make_engine: MakeEngine, engine: Docker) -> None:
@@ -162,7 +163,7 @@ async def test_a_guest_volume_with_something_else_in_it_is_never_used(make_engin
     engine.client.api.remove_volume(volume.name)
 
 
-async def test_an_unused_image_goes_with_its_base_and_a_used_one_stays(box: DockerEngine, engine: Docker, build: Any) -> None:
+async def test_an_unused_image_goes_with_its_base_and_a_used_one_stays(engine: Docker, build: Any, box: DockerEngine) -> None:
     image = build("ENV C=1")
     record = await make(box, image=image)
     base = engine.client.api.inspect_image(image)["Id"]

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import io
 import json
+import posixpath
 import tarfile
 import time
 from typing import Any, Final
@@ -58,6 +59,9 @@ class Images:
             raise InvalidRequest(f"{reference!r} is no image reference: write it like python:3.12-slim")
         base = await self._find(reference)
         declared = tuple(sorted((base.get("Config") or {}).get("Volumes") or {}))
+        if hardening.WORKSPACE in map(posixpath.normpath, declared):
+            # A volume hides that folder from whoever would change the image.
+            return specs.Image(str(base["Id"]), declared, owned=False)
         return specs.Image(await self._derived(reference, base["Id"]), declared)
 
     async def _find(self, reference: str) -> dict[str, Any]:
@@ -144,7 +148,7 @@ class Images:
             found = await client.run(doing, lambda api: calls.inspect_image(api, name))
             if (found["Config"].get("Labels") or {}).get(BASE) == base_id:
                 return str(found["Id"])
-        top = workspace_layer(*self._options.user_ids)
+        top = pack_workspace(*self._options.user_ids, empty=True)
         async with helper_container(client, specs.derive_config(self._options, base_id), doing) as container:
             await client.run(doing, lambda api: api.put_archive(container, "/", top))
             return await client.run(doing, lambda api: commit(api, container, name, base_id))
@@ -191,15 +195,16 @@ def commit(api: docker.APIClient, container: str, name: str, base_id: str) -> st
     return str(done["Id"])
 
 
-def workspace_layer(uid: int, gid: int) -> bytes:
-    """What is put on top of an image: an empty workspace of the sandbox's user.
+def pack_workspace(uid: int, gid: int, *, empty: bool) -> bytes:
+    """The archive that gives /workspace its owner.
 
-    The file before the folder removes whatever the image has there: a folder with files, a link to somewhere else.
+    `empty`: whatever an image has there goes first, a folder with files or a link to somewhere else: a file in its place removes it.
     """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         name = hardening.WORKSPACE.lstrip("/")
-        tar.addfile(tarfile.TarInfo(name))
+        if empty:
+            tar.addfile(tarfile.TarInfo(name))
         member = tarfile.TarInfo(name)
         member.type, member.mode, member.uid, member.gid, member.mtime = tarfile.DIRTYPE, 0o755, uid, gid, int(time.time())
         tar.addfile(member)

@@ -25,6 +25,8 @@ from .bridges import Bridges
 from .channel import ExecStream
 from .client import EngineClient
 from .faults import EngineRefusal
+from .helpers import ensure_helper_image, helper_container
+from .images import pack_workspace
 from .options import DockerOptions
 from .shared import Shared
 from .state import read_termination
@@ -71,6 +73,8 @@ class Lifecycle:
             place = await self._shared.place(record, image)
             try:
                 await self._create(record.sandbox_id, name, build(place))
+                if image is None and not place.image.owned:
+                    await self._own_workspace(record.sandbox_id)
                 return await self._start(record, name, place)
             except EngineRefusal as error:
                 if not left or not self._shared.blame(error, place):
@@ -91,6 +95,14 @@ class Lifecycle:
             # Left by an earlier try of the same step that died; nobody was told of it.
             await self.discard(name)
             await self._client.run(doing, lambda api: calls.create_container(api, config, name))
+
+    async def _own_workspace(self, sandbox_id: str) -> None:
+        """Gives a new workspace its owner where the image could not."""
+        doing = f"preparing the workspace of the sandbox {sandbox_id}"
+        config = specs.owner_config(self._options, await ensure_helper_image(self._client), sandbox_id)
+        owner = pack_workspace(*self._options.user_ids, empty=False)
+        async with helper_container(self._client, config, doing) as helper:
+            await self._client.run(doing, lambda api: api.put_archive(helper, "/", owner))
 
     async def _start(self, record: InstanceRecord, name: str, place: specs.Placement) -> ExecStream:
         await self._client.run(f"starting the sandbox {record.sandbox_id}", lambda api: api.start(name))

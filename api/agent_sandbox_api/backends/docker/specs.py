@@ -69,10 +69,14 @@ def tombstone_name(sandbox_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image made ready for sandboxes: `id` of the one with the owned workspace, and the paths that it declares as volumes."""
+    """An image made ready for sandboxes: its id, and the paths that it declares as volumes.
+
+    `owned`: it has an empty /workspace of the sandbox's user, from which a new volume takes its owner.
+    """
 
     id: str
     volumes: tuple[str, ...] = ()
+    owned: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ def sandbox_config(
     termination: Termination | None = None,
     fresh: bool = True,
 ) -> dict[str, Any]:
-    """The container of a sandbox. `fresh`: its workspace does not exist yet, and gets its owner from the image."""
+    """The container of a sandbox. `fresh`: its workspace does not exist yet."""
     spec = record.spec
     environment = {"HOME": hardening.HOME} | spec.env
     return {
@@ -107,12 +111,12 @@ def sandbox_config(
         # A health check of the image would run in the sandbox, outside of its rules.
         "Healthcheck": {"Test": ["NONE"]},
         "Labels": labels.container_labels(options, record, incarnation, termination),
-        "HostConfig": host_config(options, record, place, fresh=fresh),
+        "HostConfig": host_config(options, record, place, fresh=fresh and place.image.owned),
     }
 
 
 def host_config(options: DockerOptions, record: InstanceRecord, place: Placement, *, fresh: bool) -> dict[str, Any]:
-    """What the engine enforces."""
+    """What the engine enforces. `fresh`: the workspace takes its owner from the image."""
     spec = record.spec
     memory = (spec.memory_mb + hardening.GUEST_ALLOWANCE.memory_mb) * MEBIBYTE
     config: dict[str, Any] = {
@@ -178,12 +182,30 @@ def guest_mount(volume: str, *, read_only: bool) -> dict[str, Any]:
 
 
 def image_mounts(options: DockerOptions, record: InstanceRecord, image: Image) -> list[dict[str, Any]]:
-    """Paths that the image declares as volumes: part of the root like any other, so read-only when that is, and gone with the container."""
+    """Paths that the image declares as volumes: part of the root like any other, so read-only when that is, and gone with the container.
+
+    Writable ones are anonymous and go with their container. Only named ones can be read-only; they never differ from the image.
+    """
     taken = {hardening.WORKSPACE, hardening.TMP_PATH, GUEST_FOLDER, "/"}
-    owner = labels.own_labels(labels.CONTAINER, options, record.sandbox_id)
-    paths = sorted({posixpath.normpath(path) for path in image.volumes} - taken)
-    read_only = record.spec.read_only_rootfs
-    return [{"Type": "volume", "Target": path, "ReadOnly": read_only, "VolumeOptions": {"Labels": owner}} for path in paths]
+    owner = {"Labels": labels.own_labels(labels.CONTAINER, options, record.sandbox_id)}
+    mounts: list[dict[str, Any]] = []
+    for number, path in enumerate(sorted({posixpath.normpath(path) for path in image.volumes} - taken)):
+        mount: dict[str, Any] = {"Type": "volume", "Target": path, "VolumeOptions": owner}
+        if record.spec.read_only_rootfs:
+            mount |= {"Source": f"{volume_name(record.sandbox_id)}.image-{number}", "ReadOnly": True}
+        mounts.append(mount)
+    return mounts
+
+
+def owner_config(options: DockerOptions, helper_image: str, sandbox_id: str) -> dict[str, Any]:
+    """The container through which a workspace gets its owner where the image cannot give it; it is never started."""
+    mount = {"Type": "volume", "Source": volume_name(sandbox_id), "Target": hardening.WORKSPACE, "VolumeOptions": {"NoCopy": True}}
+    return {
+        "Image": helper_image,
+        "Entrypoint": ["/none"],
+        "Labels": labels.own_labels(labels.HELPER, options, sandbox_id),
+        "HostConfig": {"NetworkMode": NO_NETWORK, "Mounts": [mount]},
+    }
 
 
 def filler_config(options: DockerOptions, helper_image: str, volume: str) -> dict[str, Any]:
