@@ -154,7 +154,7 @@ def main() -> None:
         snapshot = story.snapshot(sandbox)
         cleanup.callback(story.call, "DELETE", f"/snapshots/{snapshot}")
 
-        story.run(sandbox, "sed -i 's/word.lower()/word/' textstats/count.py && rm -r tests/__init__.py && echo junk > notes.txt")
+        story.run(sandbox, "sed -i 's/word.lower()/word/' textstats/count.py && rm textstats/__main__.py && echo junk > notes.txt")
         say(f"broke        {sandbox}: an edit that looked harmless")
         story.test(sandbox, passes=False)
         story.rollback(sandbox, snapshot)

@@ -6,7 +6,7 @@ A backend has the lifecycle of sandboxes and gives a Guest for each. Exec, files
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -80,7 +80,7 @@ class Guest(Protocol):
     def archive(self, manifest: bytes) -> AsyncIterator[bytes]:
         """The workspace as the plain tar of init/API.md, `manifest` its first member; the sandbox is frozen until the iterator ends or is closed."""
 
-    async def restore(self, body: AsyncIterator[bytes], *, bytes: int, entries: int, max_bytes: int) -> RestoreResult:
+    async def restore(self, body: AsyncIterator[bytes], *, bytes: int, entries: int, max_bytes: int) -> RestoreResult:  # noqa: A002 - the guest API's name
         """Replaces the workspace by such a tar and ends all processes; on any error the old state is back."""
 
     async def health(self) -> dict[str, object]: ...

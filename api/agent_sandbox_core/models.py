@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer
@@ -10,8 +10,6 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerialize
 
 def rfc3339(value: datetime) -> str:
     """RFC 3339 in UTC with a trailing Z, microseconds kept."""
-    from datetime import UTC
-
     return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 

@@ -47,7 +47,6 @@ def programs() -> list[Program]:
     ours = [
         Program("kubernetes", "./kubernetes", "ours", f"v{made.kubernetes}"),
         Program("helm", "helm.sh/helm/v3/cmd/helm", "ours", made.modules["helm.sh/helm/v3"]),
-        Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", "ours", made.modules["sigs.k8s.io/kwok"]),
         Program("coredns", "./coredns", "ours", made.modules["github.com/coredns/coredns"]),
         Program("firewall", "./firewall", "ours", made.modules["github.com/cloudnativelabs/kube-router/v2"]),
         Program("local-path-provisioner", LOCAL_PATH, "ours", made.modules[LOCAL_PATH]),

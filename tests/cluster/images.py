@@ -117,6 +117,12 @@ def ensure() -> list[Path]:
     return [image.archive for image in images]
 
 
+def portable() -> list[Path]:
+    """Archives of those images that tests use on clusters of other providers too."""
+    ensure()
+    return [image.archive for image in catalogue() if image.name not in {"localhost/pause:1", "localhost/coredns:1"}]
+
+
 def write(image: Image) -> None:
     """Writes one archive, in one step: manifest.json, the configuration, the layer."""
     image.archive.parent.mkdir(parents=True, exist_ok=True)
@@ -138,15 +144,13 @@ def write(image: Image) -> None:
             described = json.dumps(config).encode()
             described_name = f"{hashlib.sha256(described).hexdigest()}.json"
             manifest = [{"Config": described_name, "RepoTags": [image.name], "Layers": [f"{digest}.tar"]}]
-            for name, length, data in (
-                ("manifest.json", None, json.dumps(manifest).encode()),
-                (described_name, None, described),
-                (f"{digest}.tar", size, layer),
-            ):
+            for name, text in (("manifest.json", json.dumps(manifest).encode()), (described_name, described)):
                 entry = tarfile.TarInfo(name)
-                entry.mode = 0o644
-                entry.size = len(data) if isinstance(data, bytes) else size if length is None else length
-                tar.addfile(entry, io.BytesIO(data) if isinstance(data, bytes) else data)
+                entry.size = len(text)
+                tar.addfile(entry, io.BytesIO(text))
+            entry = tarfile.TarInfo(f"{digest}.tar")
+            entry.size = size
+            tar.addfile(entry, layer)
         unfinished.replace(image.archive)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -138,12 +138,22 @@ def inside(pid: int, *argv: str, check: bool = True, seconds: float = 20) -> sub
     return run("nsenter", f"--net=/proc/{pid}/ns/net", *argv, check=check, seconds=seconds)
 
 
-def enter(node: Node, *argv: str, check: bool = True, seconds: float = 60) -> subprocess.CompletedProcess[str]:
-    """Runs a command in all of a node's namespaces, as a person logged in to it would."""
+def first_process(node: Node) -> int:
+    """Process 1 of a node that must run."""
     pid = processes.supervisors(node.cluster).get(node.name)
     if pid is None:
-        raise ClusterError(f"{node.name} of cluster {node.cluster} does not run")
-    return run("nsenter", f"--target={pid}", "--mount", "--net", "--pid", "--uts", "--", *argv, check=check, seconds=seconds)
+        raise ClusterError(f"{node.name} of cluster {node.cluster} does not run: `up` starts it")
+    return pid
+
+
+def entering(node: Node, *argv: str) -> list[str]:
+    """The command line that runs a command in all of a node's namespaces, as somebody logged in to it would."""
+    return ["nsenter", f"--target={first_process(node)}", "--mount", "--net", "--pid", "--uts", "--", *argv]
+
+
+def enter(node: Node, *argv: str, check: bool = True, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a node."""
+    return run(*entering(node, *argv), check=check, seconds=seconds)
 
 
 def links(pid: int | None) -> set[str]:
@@ -183,9 +193,7 @@ def connect(layout: Layout, pids: dict[str, int]) -> None:
 
 def set_links(layout: Layout, node: Node, state: str) -> None:
     """Takes a node off the network ("down"), or puts it back ("up"): its processes and pods go on."""
-    pid = processes.supervisors(node.cluster).get(node.name)
-    if pid is None:
-        raise ClusterError(f"{node.name} of cluster {node.cluster} does not run")
+    pid = first_process(node)
     for link in sorted(links(pid)):
         if link == "eth0" or link in {other.name for other in layout.nodes(4)}:
             inside(pid, "ip", "link", "set", link, state)

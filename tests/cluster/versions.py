@@ -17,7 +17,7 @@ from tests.cluster.console import run, say, write_if_changed
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
 # Commands of other modules that are built inside ours, with our dependencies.
-TOOLS = ("github.com/rancher/local-path-provisioner", "helm.sh/helm/v3/cmd/helm", "sigs.k8s.io/kwok/cmd/kwok")
+TOOLS = ("github.com/rancher/local-path-provisioner", "helm.sh/helm/v3/cmd/helm")
 # Modules of the Kubernetes release, required at v0.0.0 by k8s.io/kubernetes and ours to pin.
 STAGING = re.compile(r"^\s+(k8s\.io/[a-z0-9-]+) v0\.0\.0(?: |$)", re.MULTILINE)
 

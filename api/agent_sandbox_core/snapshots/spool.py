@@ -60,7 +60,7 @@ class Spool:
         writer: _Writer | None = None
         pending: asyncio.Future[None] | None = None
         try:
-            writer = await self.run(_Writer, self.directory, manifest, max_bytes)
+            writer = await self.acquire(_Writer.discard, _Writer, self.directory, manifest, max_bytes)
             batch: list[bytes] = []
             size = 0
             async for chunk in chunks:
@@ -108,6 +108,17 @@ class Spool:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             await _settled(future)
+            raise
+
+    async def acquire(self, give_back: Callable[[T], object], function: Callable[..., T], *arguments: object) -> T:
+        """Like run, for a function that opens something: when the wait is cancelled, what it opened is given back."""
+        future = self._submit(function, *arguments)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await _settled(future)
+            if future.exception() is None:
+                await self.run(give_back, future.result())
             raise
 
     def _submit(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:

@@ -237,9 +237,9 @@ class SnapshotStore:
         blob = record.id + BLOB
         try:
             if self._directory is not None:
-                return await self._spool.run(_open, self._directory / blob)
+                return await self._spool.acquire(_close, _open, self._directory / blob)
             answer = await obstore.get_async(self._store, blob)
-            file = await self._spool.run(_temporary, self._spool.directory)
+            file = await self._spool.acquire(_close, _temporary, self._spool.directory)
             try:
                 async for part in answer.stream(min_chunk_size=1 << 20):
                     await self._spool.run(file.write, part)
@@ -341,6 +341,10 @@ def _temporary(directory: Path) -> BinaryIO:
     """A file without a name: nothing is left of it, whatever happens."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return open(os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), "w+b")  # noqa: PTH123 - no path; the caller closes it
+
+
+def _close(file: BinaryIO) -> None:
+    file.close()
 
 
 def _remove(path: Path) -> None:

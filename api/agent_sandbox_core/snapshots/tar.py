@@ -18,6 +18,7 @@ from agent_sandbox_core.errors import BackendError, PayloadTooLarge
 
 MANIFEST_NAME: Final = b".sandbox-init/manifest.json"
 INDEX_NAME: Final = b".sandbox-init/index.json"
+FAILURE_NAME: Final = b".sandbox-init/error.json"
 RESERVED: Final = b".sandbox-init"
 FORMAT: Final = 1
 BLOCK: Final = 512
@@ -154,6 +155,8 @@ class TarInspector:
             self._begin_manifest(name, kind, size, plain=not records)
         elif name == INDEX_NAME:
             self._begin_index(data, at, kind, size, plain=not records)
+        elif name == FAILURE_NAME and kind == _FILE and 0 < size <= MAX_JSON_BYTES:
+            self._body = (FAILURE_NAME, size)
         else:
             self._check_member(name, link, kind, size)
 
@@ -220,6 +223,8 @@ class TarInspector:
             if self._expected is not None and body != self._expected:
                 raise InvalidArchive("the archive has another manifest than it was given")
             self.manifest = body
+        elif kind == FAILURE_NAME:
+            raise BackendError(f"the workspace could not be archived: {_failure_message(body)}")
         else:
             self._index = self._parse_index(body)
 
@@ -237,6 +242,15 @@ class TarInspector:
         if index.entries != self.entries:
             raise InvalidArchive(f"the archive's index counts {index.entries} members, there are {self.entries}")
         return index
+
+
+def _failure_message(body: bytes) -> str:
+    """What the sandbox says about its failed archive: its words, so cut to a bearable length."""
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = None
+    return message[:1000] if isinstance(message, str) else "the sandbox gave no reason; try again"
 
 
 def _check_link(name: bytes, link: bytes, kind: bytes) -> None:

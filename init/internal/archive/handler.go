@@ -279,6 +279,7 @@ func (h *Handler) restore(w http.ResponseWriter, r *http.Request) error {
 		swapped = h.clean()
 	}
 	boot := h.processes.Reset()
+	w.Header().Set("Sandbox-Boot-Id", boot) // the server has set the one of before
 	if swapped != nil {
 		return swapped
 	}

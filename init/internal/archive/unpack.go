@@ -115,6 +115,7 @@ func (u *unpacker) members() error {
 		if err := u.watch.err(); err != nil {
 			return err
 		}
+		u.watch.progress()
 		top, _, _ := strings.Cut(h.Name, "/")
 		switch {
 		case h.Name == indexName:

@@ -56,7 +56,9 @@ func ParseConfig(encoded string) (Config, error) {
 		}
 		c.Resolvers = append(c.Resolvers, addr.Unmap())
 	}
-	c.Block = sorted(c.Block, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits())) })
+	c.Block = sorted(c.Block, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
 	c.Resolvers = sorted(c.Resolvers, netip.Addr.Compare)
 	switch {
 	case len(c.Block) == 0:

@@ -42,7 +42,7 @@ var (
 
 // chains turns a config into the whole table.
 func chains(c Config) []chain {
-	output := []rule{{metaName(unix.NFT_META_OIFNAME), equalName("lo"), verdict(nfAccept)}}
+	output := []rule{{meta(unix.NFT_META_OIFNAME), equalName("lo"), verdict(nfAccept)}}
 	for _, kind := range linkOutput {
 		output = append(output, icmp6(kind))
 	}
@@ -59,7 +59,7 @@ func chains(c Config) []chain {
 		output = append(output, append(destination(prefix), reject()))
 	}
 	input := []rule{
-		{metaName(unix.NFT_META_IIFNAME), equalName("lo"), verdict(nfAccept)},
+		{meta(unix.NFT_META_IIFNAME), equalName("lo"), verdict(nfAccept)},
 		{connectionState(), anyBit(stateEstablished | stateRelated), notEqual(make([]byte, 4)), verdict(nfAccept)},
 	}
 	for _, kind := range linkInput {
@@ -113,12 +113,10 @@ func meta(key uint32) expression {
 	return expression{"meta", join(attr32(unix.NFTA_META_KEY, key), attr32(unix.NFTA_META_DREG, unix.NFT_REG_1))}
 }
 
-// metaName is meta for an interface name, which fills the whole register of 16 bytes.
-func metaName(key uint32) expression { return meta(key) }
-
 func equal(data []byte) expression    { return compare(unix.NFT_CMP_EQ, data) }
 func notEqual(data []byte) expression { return compare(unix.NFT_CMP_NEQ, data) }
 
+// equalName compares an interface name, which fills the whole register of 16 bytes.
 func equalName(name string) expression {
 	data := make([]byte, unix.IFNAMSIZ)
 	copy(data, name)

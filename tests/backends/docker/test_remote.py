@@ -160,7 +160,7 @@ def ssh_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     (programs / "ssh").chmod(0o755)
     before = os.environ["PATH"]
     os.environ["PATH"] = f"{programs}:{before}"
-    daemon = subprocess.Popen([server, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=(folder / "log").open("wb"))
+    daemon = subprocess.Popen([server, "-D", "-f", str(folder / "sshd_config"), "-E", str(folder / "log")])
     try:
         login = ["ssh", "-p", str(port), "127.0.0.1", "true"]
         eventually(lambda: subprocess.run(login, capture_output=True, timeout=20, check=False).returncode == 0, within=20, why="sshd lets us in")

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
 from agent_sandbox_api.backends.memory import Call, MemoryEngine
 
 from .worlds import World

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-
 from agent_sandbox_api.backends.folder import LEDGER, DataFolder, Entry, FolderError, Ledger
 from agent_sandbox_core.errors import BackendError
 

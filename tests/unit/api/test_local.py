@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
 from agent_sandbox_api.backends.engine import InstanceRecord
 from agent_sandbox_api.backends.local import LocalLimits
 from agent_sandbox_api.backends.memory import MemoryEngine
@@ -201,21 +200,16 @@ async def test_a_rollback_whose_caller_leaves_goes_to_its_end(alive: World) -> N
         await alive.read(box, b"f")
 
 
-async def test_delete_wins_over_work(alive: World) -> None:
+@pytest.mark.parametrize("kind", ["rollback", "snapshot"])
+async def test_delete_wins_over_work(alive: World, kind: str) -> None:
     box = await alive.new()
     snapshot = (await alive.backend.snapshot(box, name=None)).id
-    for work in (alive.backend.rollback(box, snapshot), alive.backend.snapshot(box, name=None)):
-        victim = await alive.new() if box not in alive.backend._boxes else box
-        if victim != box:
-            work.close()
-            work = alive.backend.snapshot(victim, name=None)
-        running = asyncio.create_task(work)
-        await until(lambda victim=victim: alive.backend._boxes[victim].work)
-        await alive.backend.delete(victim)
+    running = asyncio.create_task(alive.backend.rollback(box, snapshot) if kind == "rollback" else alive.backend.snapshot(box, name=None))
+    await until(lambda: alive.backend._boxes[box].work)
+    await alive.backend.delete(box)
+    for gone in (running, alive.backend.get(box)):
         with pytest.raises(SandboxNotFound):
-            await running
-        with pytest.raises(SandboxNotFound):
-            await alive.backend.get(victim)
+            await gone
     assert [row.id for row in await alive.backend.list_snapshots()] == [snapshot]
     assert await alive.engine.instances() == []
 
@@ -241,9 +235,7 @@ async def test_a_delete_that_fails_leaves_the_sandbox_usable(slow: tuple[World, 
 async def test_a_rollback_ends_commands_with_an_unknown_outcome(alive: World) -> None:
     box = await alive.new()
     snapshot = (await alive.backend.snapshot(box, name=None)).id
-    running = asyncio.create_task(
-        (await alive.backend.guest(box)).run(Command(command="sleep 60", timeout_seconds=100), max_output_bytes=10)
-    )
+    running = asyncio.create_task((await alive.backend.guest(box)).run(Command(command="sleep 60", timeout_seconds=100), max_output_bytes=10))
     await until(lambda: alive.engine.machine(box).processes)
     await alive.backend.rollback(box, snapshot)
     with pytest.raises(OutcomeUnknown, match="rolled back"):
@@ -301,3 +293,18 @@ async def test_an_engine_that_is_away_is_an_error_and_then_all_goes_on(alive: Wo
     await alive.clock.advance(30)
     alive.engine.plug_in()
     assert [row.id for row in await alive.backend.list()] == [box] and await alive.sh(box, "echo a") == "a\n"
+
+
+async def test_work_that_a_delete_cut_short_leaves_no_file_behind(alive: World) -> None:
+    """At whatever step of the snapshot it comes: between two of them threads open and write files."""
+    for steps in range(0, 40, 2):
+        box = await alive.new()
+        taking = asyncio.create_task(alive.backend.snapshot(box, name=None))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await alive.backend.delete(box)
+        with contextlib.suppress(SandboxNotFound):
+            await taking
+    kept = {row.id for row in await alive.backend.list_snapshots()}
+    found = {file.name.split(".")[0] for file in (alive.path / "snapshots").iterdir() if file.name.startswith("snap_")}
+    assert found == kept and list((alive.path / "spool").iterdir()) == []

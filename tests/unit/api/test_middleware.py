@@ -5,18 +5,17 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import httpx
 import pytest
-from fastapi import FastAPI
-
 from agent_sandbox_api.app import create_app
 from agent_sandbox_api.backends.memory import MemoryEngine
 from agent_sandbox_api.logs import configure_logging
 from agent_sandbox_api.middleware import MAX_JSON_BYTES
 from agent_sandbox_core.errors import BackendError
 from agent_sandbox_core.models import Sandbox
+from fastapi import FastAPI
 
 from .worlds import HEADERS, KEY, World, client_of, make_settings
 
@@ -24,16 +23,9 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
-async def app(world: World) -> AsyncIterator[FastAPI]:
-    async with world.running() as backend:
-        made = create_app(make_settings(), backend)
-        backend.start = backend.close = _nothing  # type: ignore[method-assign]  # the world starts and closes it
-        yield made
-        del backend.start, backend.close
-
-
-async def _nothing() -> None:
-    return
+def app(world: World) -> Iterator[FastAPI]:
+    with world.opened() as backend:
+        yield create_app(make_settings(), backend)
 
 
 @pytest.fixture
@@ -55,7 +47,7 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     ],
 )
 async def test_several_headers_are_read_in_a_fixed_order(app: FastAPI, headers: Sequence[tuple[str, str]], status: int) -> None:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://facade") as client:
+    async with client_of(app, **{"X-Request-Id": "no-key-of-its-own"}) as client:
         assert (await client.get("/v1/sandboxes", headers=list(headers))).status_code == status
 
 
@@ -86,7 +78,9 @@ async def test_a_body_that_cannot_be_parsed_is_400_or_422_never_a_fault(client: 
         assert set(body) == {"detail"} or set(body["error"]) == {"code", "message"}
 
 
-@pytest.mark.parametrize(("given", "kept"), [("mine-123", True), ("a/b:c=d@e+f.g_h", True), ("", False), ("x" * 129, False), ("two words", False), ('"', False)])
+@pytest.mark.parametrize(
+    ("given", "kept"), [("mine-123", True), ("a/b:c=d@e+f.g_h", True), ("", False), ("x" * 129, False), ("two words", False), ('"', False)]
+)
 async def test_a_sane_request_id_is_kept_and_another_is_replaced(client: httpx.AsyncClient, given: str, kept: bool) -> None:
     answer = await client.get("/healthz", headers={"X-Request-Id": given})
     assert (answer.headers["x-request-id"] == given) is kept and answer.headers["x-request-id"]
@@ -135,11 +129,11 @@ async def test_metrics_count_by_route_and_survive_an_engine_that_is_away(app: Fa
         assert sample in text, sample
     assert box not in text
     world.engine.unplug()
-    assert 'agent_sandbox_sandboxes{' not in (await client.get("/metrics")).text
+    assert "agent_sandbox_sandboxes{" not in (await client.get("/metrics")).text
     world.engine.plug_in()
 
 
-async def test_two_apps_share_nothing(world: World, app: FastAPI) -> None:
+async def test_two_apps_share_nothing(app: FastAPI) -> None:
     other = create_app(make_settings(api_keys="another-key-0123456789"), app.state.context.backend)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(other), base_url="http://facade") as client:
         assert (await client.get("/v1/sandboxes", headers=HEADERS)).status_code == 401

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
 from agent_sandbox_api.images import is_allowed, is_reference
 from agent_sandbox_api.policy import Policy, parse_mode
 from agent_sandbox_api.schemas import CreateSandbox, ForkSnapshot, RunCommand
@@ -20,14 +19,24 @@ def policy(cpus: float | None = None, **settings: object) -> Policy:
 
 @pytest.mark.parametrize(
     "image",
-    ["python", "python:3.12-slim", "localhost/a", "localhost:5000/a/b_c:V1.0_x", "ghcr.io/me/app@sha256:" + "0" * 64, "a--b__c.d", "[::1]:5000/x", "UPPER.host/x"],
+    [
+        "python",
+        "python:3.12-slim",
+        "localhost/a",
+        "localhost:5000/a/b_c:V1.0_x",
+        "ghcr.io/me/app@sha256:" + "0" * 64,
+        "a--b__c.d",
+        "[::1]:5000/x",
+        "UPPER.host/x",
+    ],
 )
 def test_references_that_engines_take(image: str) -> None:
     assert is_reference(image)
 
 
 @pytest.mark.parametrize(
-    "image", ["", "Python", "a:", ":a", "a b", "-a", "a-", "a..b", "a//b", "/a", "a/", "a:b:c", "a@sha256:12", "a\n", "a:" + "t" * 129, "a" * 256, "é"]
+    "image",
+    ["", "Python", "a:", ":a", "a b", "-a", "a-", "a..b", "a//b", "/a", "a/", "a:b:c", "a@sha256:12", "a\n", "a:" + "t" * 129, "a" * 256, "é"],
 )
 def test_references_that_are_none(image: str) -> None:
     assert not is_reference(image)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from agent_sandbox_api.backends.box import Lives
 from agent_sandbox_api.backends.memory import MemoryEngine
 from agent_sandbox_core.errors import BackendError, InvalidRequest
@@ -14,7 +13,7 @@ from .worlds import World, settle, until
 
 async def phase(world: World, box: str, wanted: str) -> Sandbox:
     """The sandbox, once this process knows it in that phase."""
-    await until(lambda: world.backend._boxes[box].phase == wanted and world.backend._boxes[box].settled or wanted == "Restarting")
+    await until(lambda: (world.backend._boxes[box].phase == wanted and world.backend._boxes[box].settled) or wanted == "Restarting")
     return world.backend._boxes[box].view()
 
 
@@ -35,7 +34,7 @@ async def test_while_it_is_stopped_calls_say_why(alive: World) -> None:
         await settle()
     row = alive.backend._boxes[box].view()
     assert (row.status, row.phase, row.reason) == ("stopped", "Restarting", "Died")
-    with pytest.raises(InvalidRequest, match="stopped .Died.: killed by hand; it is being started again"):
+    with pytest.raises(InvalidRequest, match=r"stopped \(Died\): killed by hand; it is being started again"):
         await alive.backend.guest(box)
     await alive.clock.advance(1)
     assert (await phase(alive, box, "Running")).incarnation == 3

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pytest
-
 from agent_sandbox_api.settings import Settings, SettingsError, load_settings
 
 from .worlds import KEY, make_settings
 
 
 def test_the_environment_is_read_with_the_prefix_and_lists_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"API_KEYS": f" {KEY} ,second-key-012345678", "ALLOWED_IMAGES": "python:*, ghcr.io/me/*", "MAX_CPUS": "2.5", "PORT": "9"}.items():
+    for name, value in {
+        "API_KEYS": f" {KEY} ,second-key-012345678",
+        "ALLOWED_IMAGES": "python:*, ghcr.io/me/*",
+        "MAX_CPUS": "2.5",
+        "PORT": "9",
+    }.items():
         monkeypatch.setenv(f"AGENT_SANDBOX_{name}", value)
     settings = load_settings()
     assert [key.get_secret_value() for key in settings.api_keys] == [KEY, "second-key-012345678"]

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 
 import httpx
 import pytest
-
 from agent_sandbox_api import streams
 from agent_sandbox_api.backends.memory import Call
 
@@ -20,17 +19,9 @@ from .worlds import HEADERS, World, make_settings, served, until
 async def server(world: World) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
     """A client and a sandbox."""
     world.engine._programs["forever"] = forever
-    async with world.running() as backend:
-        backend.start = backend.close = _nothing  # type: ignore[method-assign]  # the world starts and closes it
-        try:
-            async with served(make_settings(max_file_bytes=1_000_000), backend) as (client, _):
-                yield client, (await client.post("/v1/sandboxes", json={})).json()["id"]
-        finally:
-            del backend.start, backend.close
-
-
-async def _nothing() -> None:
-    return
+    with world.opened() as backend:
+        async with served(make_settings(max_file_bytes=1_000_000), backend) as client:
+            yield client, (await client.post("/v1/sandboxes", json={})).json()["id"]
 
 
 async def forever(call: Call) -> int:
@@ -79,14 +70,20 @@ async def test_a_stream_without_a_reader_waits_and_then_ends_with_its_client(ser
 
 async def test_an_unknown_outcome_breaks_the_connection_off_without_an_exit_line(server: tuple[httpx.AsyncClient, str], world: World) -> None:
     client, box = server
-    lines: list[str] = []
+    seen: list[str] = []
+    following = asyncio.create_task(follow(client, box, seen))
+    await until(lambda: seen)
+    world.engine.crash(box)
     with pytest.raises(httpx.RemoteProtocolError):
-        async with client.stream("POST", f"/v1/sandboxes/{box}/exec/stream", json=body("forever")) as answer:
-            async for line in answer.aiter_lines():
-                if not lines:
-                    world.engine.crash(box)
-                lines.append(line)
-    assert lines and all(json.loads(line)["type"] == "stdout" for line in lines)
+        await following
+    assert set(seen) == {"stdout"}
+
+
+async def follow(client: httpx.AsyncClient, box: str, seen: list[str]) -> None:
+    """Notes the types of an endless stream's events."""
+    async with client.stream("POST", f"/v1/sandboxes/{box}/exec/stream", json=body("forever")) as answer:
+        async for line in answer.aiter_lines():
+            seen += [json.loads(line)["type"]]
 
 
 async def test_what_keeps_a_command_from_starting_is_an_ordinary_error(server: tuple[httpx.AsyncClient, str]) -> None:
@@ -110,24 +107,17 @@ async def test_a_stop_of_the_server_breaks_streams_off_after_its_grace(world: Wo
     world.engine._programs["forever"] = forever
     seen: list[str] = []
 
-    async def follow(client: httpx.AsyncClient, box: str) -> None:
-        async with client.stream("POST", f"/v1/sandboxes/{box}/exec/stream", json=body("forever")) as answer:
-            async for line in answer.aiter_lines():
-                seen.append(json.loads(line)["type"])
-
-    async with world.running() as backend:
-        backend.start = backend.close = _nothing  # type: ignore[method-assign]  # the world starts and closes it
+    with world.opened() as backend:
         async with AsyncExitStack() as outlives:
-            async with served(make_settings(), backend) as (client, _):
+            async with served(make_settings(), backend) as client:
                 box = (await client.post("/v1/sandboxes", json={})).json()["id"]
                 own = await outlives.enter_async_context(httpx.AsyncClient(base_url=client.base_url, headers=HEADERS))
-                following = asyncio.create_task(follow(own, box))
+                following = asyncio.create_task(follow(own, box, seen))
                 await until(lambda: seen)
             with pytest.raises(httpx.RemoteProtocolError):
                 await following
         await until(lambda: world.engine.machine(box).processes == 0)
         assert "exit" not in seen
-        del backend.start, backend.close
 
 
 async def test_an_upload_that_breaks_off_leaves_the_old_file(server: tuple[httpx.AsyncClient, str], world: World) -> None:
@@ -172,4 +162,3 @@ async def test_a_create_whose_client_leaves_is_undone_or_listed(server: tuple[ht
     await until(lambda: not world.backend._making and not world.backend._leftovers)
     listed = {row["id"] for row in (await client.get("/v1/sandboxes")).json()["sandboxes"]}
     assert box in listed and listed == {instance.record.sandbox_id for instance in await world.engine.instances()}
-

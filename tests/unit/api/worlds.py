@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,8 +12,6 @@ from typing import TypeVar
 
 import httpx
 import uvicorn
-from fastapi import FastAPI
-
 from agent_sandbox_api.app import create_app
 from agent_sandbox_api.backends.engine import Engine
 from agent_sandbox_api.backends.folder import DataFolder
@@ -23,6 +21,7 @@ from agent_sandbox_api.settings import Settings, load_settings
 from agent_sandbox_core.interfaces import Backend
 from agent_sandbox_core.models import Command, SandboxSpec
 from agent_sandbox_core.snapshots import SnapshotStore
+from fastapi import FastAPI
 
 T = TypeVar("T")
 KEY = "unit-key-0123456789"
@@ -84,7 +83,7 @@ async def settle() -> None:
 
 @dataclass
 class World:
-    """A LocalBackend that is started on entry and closed on exit."""
+    """A memory engine, a data folder, and the LocalBackend over them that was opened last."""
 
     path: Path
     engine: MemoryEngine
@@ -92,19 +91,26 @@ class World:
     limits: LocalLimits = field(default_factory=LocalLimits)
     backend: LocalBackend = field(init=False)
 
-    @asynccontextmanager
-    async def running(self, engine: Engine | None = None) -> AsyncIterator[LocalBackend]:
+    @contextmanager
+    def opened(self, engine: Engine | None = None) -> Iterator[LocalBackend]:
+        """A backend that somebody else starts and closes: an app's lifespan."""
         folder = DataFolder.open(self.path)
         try:
             store = SnapshotStore.open((self.path / "snapshots").as_uri(), spool=self.path / "spool")
             self.backend = LocalBackend(engine or self.engine, store, folder, self.limits, clock=self.clock)
-            try:
-                await self.backend.start()
-                yield self.backend
-            finally:
-                await self.backend.close()
+            yield self.backend
         finally:
             folder.close()
+
+    @asynccontextmanager
+    async def running(self, engine: Engine | None = None) -> AsyncIterator[LocalBackend]:
+        """A backend from its start to its end."""
+        with self.opened(engine) as backend:
+            try:
+                await backend.start()
+                yield backend
+            finally:
+                await backend.close()
 
     def later(self, seconds: float = 900) -> datetime:
         return self.clock.now() + timedelta(seconds=seconds)
@@ -124,9 +130,7 @@ class World:
             return b"".join([chunk async for chunk in body.chunks])
 
     async def sh(self, sandbox_id: str, script: str) -> str:
-        result = await (await self.backend.guest(sandbox_id)).run(
-            Command(command=script, timeout_seconds=10), max_output_bytes=1_000_000
-        )
+        result = await (await self.backend.guest(sandbox_id)).run(Command(command=script, timeout_seconds=10), max_output_bytes=1_000_000)
         assert result.exit_code == 0, result.stderr
         return result.stdout
 
@@ -149,7 +153,7 @@ async def client_of(app: FastAPI, **headers: str) -> AsyncIterator[httpx.AsyncCl
 
 
 @asynccontextmanager
-async def served(settings: Settings, backend: Backend) -> AsyncIterator[tuple[httpx.AsyncClient, FastAPI]]:
+async def served(settings: Settings, backend: Backend) -> AsyncIterator[httpx.AsyncClient]:
     """A real server on loopback, in this loop."""
     app = create_app(settings, backend)
     config = uvicorn.Config(app, port=0, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1)
@@ -160,7 +164,7 @@ async def served(settings: Settings, backend: Backend) -> AsyncIterator[tuple[ht
         port = server.servers[0].sockets[0].getsockname()[1]
         try:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=HEADERS, timeout=20) as client:
-                yield client, app
+                yield client
         finally:
             server.should_exit = True
             await task

@@ -75,6 +75,8 @@ class EngineClient:
         if self._api is None:
             url, tls = self._docker_py_address()
             self._api = docker.APIClient(base_url=url, version=version, timeout=READ_SECONDS, tls=tls, max_pool_size=THREADS)
+            # Not REQUESTS_CA_BUNDLE, which would replace the engine's authority, and no proxy: connections on the loop have none either.
+            self._api.trust_env = False
             if url.startswith("unix://"):
                 adapter = ClosingAdapter(f"http+{url}", READ_SECONDS, max_pool_size=THREADS)
                 self._api.mount("http+docker://", adapter)

@@ -108,7 +108,7 @@ class Wire(asyncio.Protocol):
                 return data
             if self._ended:
                 if self._fault is not None:
-                    raise ConnectionError(self.explain(f"the connection broke: {self._fault}")) from self._fault
+                    raise ConnectionError(self.explain(f"the connection broke: {self._fault}"))
                 return b""
             self._reader = asyncio.get_running_loop().create_future()
             try:
