@@ -49,7 +49,7 @@ def serve(backend: str | None = None) -> None:
     except SandboxError as error:
         raise StartError(" ".join(error.message.split())) from error
     except KeyboardInterrupt:
-        raise StartError("interrupted before it had started") from None
+        raise StartError("interrupted") from None
 
 
 def print_schema() -> None:
@@ -104,8 +104,9 @@ class _Server(uvicorn.Server):
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            # Closing goes on after this; whoever stops the process twice must not cut it short. It is bounded, and Ctrl-C ends it.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, before[signal.SIGINT])
 
 
 @contextlib.contextmanager

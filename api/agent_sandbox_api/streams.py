@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from agent_sandbox_core.errors import SandboxError
-from agent_sandbox_core.interfaces import FileBody
-from agent_sandbox_core.models import ExitEvent, OutputEvent, StreamEvent
+from agent_sandbox_core.interfaces import FileBody, Guest
+from agent_sandbox_core.models import Command, ExitEvent, OutputEvent, StreamEvent
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .clients import ClientWatch
 
-START_SECONDS: Final = 1.0
-"""How long a stream's headers wait for its first event, so that a command that cannot start is an ordinary error."""
+START_SECONDS: Final = 10.0
+"""How long a stream's headers wait for its command to start, so that one that cannot is an ordinary error."""
 HEARTBEAT_SECONDS: Final = 60.0
 """A known client gives up after 300 s without bytes."""
 JOIN_CHARACTERS: Final = 64 * 1024
@@ -34,20 +34,20 @@ class BodyAborted(Exception):
 class EventFeed:
     """The events of one command, read ahead by a task of their own so that small ones can be joined and silence can be noticed."""
 
-    def __init__(self, events: AsyncIterator[StreamEvent]) -> None:
-        self._events = events
+    def __init__(self, guest: Guest, command: Command) -> None:
+        self._started = asyncio.Event()
+        self._events = guest.stream(command, on_start=self._started.set)
         self._queue: asyncio.Queue[StreamEvent | None] = asyncio.Queue(QUEUED_EVENTS)
         self._held: StreamEvent | None = None
-        self._spoke = asyncio.Event()
         self._began = False
         self._error: Exception | None = None
         self._pump = asyncio.create_task(self._read())
 
     async def start(self) -> None:
-        """Returns when the first event is there, or after START_SECONDS; raises what kept the command from starting."""
+        """Returns when the command has started, or after START_SECONDS; raises what kept it from starting."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS):
-                await self._spoke.wait()
+                await self._started.wait()
         if self._error is not None and not self._began:
             raise self._error
 
@@ -85,14 +85,13 @@ class EventFeed:
                 async for event in self._events:
                     self._began = True
                     await self._queue.put(event)
-                    self._spoke.set()
             finally:
                 if isinstance(self._events, AsyncGenerator):
                     await self._events.aclose()
         except Exception as error:  # noqa: BLE001 - raised again in next(), in the request's own task
             self._error = error
+        self._started.set()
         await self._queue.put(None)
-        self._spoke.set()
 
 
 class EventAnswer(Response):

@@ -57,8 +57,11 @@ class Guest(Protocol):
     async def run(self, command: Command, *, max_output_bytes: int) -> ExecResult:
         """Runs a command to its end; cancelling the call kills its whole process tree."""
 
-    def stream(self, command: Command) -> AsyncIterator[StreamEvent]:
-        """Events as they come, the ExitEvent last; closing the iterator kills the tree. No ExitEvent (an OutcomeUnknown is raised) = outcome unknown."""
+    def stream(self, command: Command, *, on_start: Callable[[], None] | None = None) -> AsyncIterator[StreamEvent]:
+        """Events as they come, the ExitEvent last; closing the iterator kills the tree. No ExitEvent (an OutcomeUnknown is raised) = outcome unknown.
+
+        `on_start` is called once the command has started: what is wrong with the request was raised before that.
+        """
 
     def read_file(self, path: bytes, *, start: int = 0, end: int | None = None, max_bytes: int | None = None) -> AbstractAsyncContextManager[FileBody]:
         """Opens a regular file; PayloadTooLarge over max_bytes, NotFound, InvalidRequest for a directory."""

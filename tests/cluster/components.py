@@ -11,7 +11,7 @@ from tests.cluster.layout import Layout, Node
 PODS_AT_MOST = 500
 PIDS_OF_A_POD = 4096
 NODE_GONE_AFTER = "20s"
-COREDNS_CONFIG = """.:53 {
+COREDNS_CONFIG = """cluster.local:53 in-addr.arpa:53 ip6.arpa:53 {
     errors
     health
     ready
@@ -19,11 +19,14 @@ COREDNS_CONFIG = """.:53 {
         pods insecure
         ttl 5
     }
+    cache 5
+    loadbalance
+}
+.:53 {
+    errors
     template ANY ANY {
         rcode NXDOMAIN
     }
-    cache 5
-    loadbalance
 }
 """
 AUDIT_POLICY = {

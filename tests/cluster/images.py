@@ -132,7 +132,7 @@ def write(image: Image) -> None:
     try:
         with layer, tarfile.open(unfinished, "w") as tar:
             digest = hashlib.file_digest(layer, "sha256").hexdigest()
-            size = layer.tell()
+            size = layer.seek(0, io.SEEK_END)
             layer.seek(0)
             config = {
                 "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),

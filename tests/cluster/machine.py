@@ -105,6 +105,12 @@ def control_groups() -> list[Path]:
     return roots
 
 
+def all_hierarchies() -> list[Path]:
+    """Every mounted hierarchy, also the one without controllers in which runc makes groups on machines that have both versions."""
+    lines = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
+    return [Path(target) for _, target, kind, *_ in lines if kind in {"cgroup", "cgroup2"} and Path(target).is_relative_to("/sys/fs/cgroup")]
+
+
 def host_networks() -> list[ipaddress.IPv4Network]:
     """Networks this machine routes to, but for the default route and for clusters of ours."""
     routes = json.loads(run("ip", "-json", "-4", "route", "show", "table", "all").stdout or "[]")

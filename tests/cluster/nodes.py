@@ -78,7 +78,7 @@ def ensure_cgroups(node: Node) -> None:
 def remove_cgroups(cluster: str, node: str | None = None) -> None:
     """Removes the groups of a cluster or a node from the leaves up; the kernel may need a moment after the last process."""
     deadline = time.monotonic() + CGROUP_SECONDS
-    for root in machine.control_groups():
+    for root in machine.all_hierarchies():
         top = root / CGROUP_ROOT / cluster if node is None else root / CGROUP_ROOT / cluster / node
         for folder in sorted((path for path in [top, *top.rglob("*")] if path.is_dir()), key=lambda path: len(path.parts), reverse=True):
             while True:

@@ -22,6 +22,7 @@ from .waiting import eventually
 SERVE = (sys.executable, "-m", "agent_sandbox_client", "serve")
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-sandbox"
 # The suite's own settings must not leak into a facade under test, nor may a developer's.
 FOREIGN = re.compile(r"AGENT_SANDBOX_")
 
@@ -39,6 +40,9 @@ def clean_environment(settings: Mapping[str, str]) -> dict[str, str]:
     root = Path(__file__).resolve().parents[2]
     environment["PYTHONPATH"] = os.pathsep.join([str(root / "api"), *filter(None, [environment.get("PYTHONPATH")])])
     environment["PYTHONUNBUFFERED"] = "1"
+    # Compiled modules are kept whatever the machine says: the suites start a hundred facades, and compiling is most of a start.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment["PYTHONPYCACHEPREFIX"] = str(CACHE / "pycache")
     return environment | {f"AGENT_SANDBOX_{name}": value for name, value in settings.items()}
 
 

@@ -96,7 +96,9 @@ class LocalBackend:
         await self._ledger.keep_only({instance.record.sandbox_id for instance in instances})
         self._delete_expired()
         # Nobody else uses this folder, so whatever is half done there is from a process that is dead.
-        await self._sweep(older_than=0)
+        await self._engine.sweep()
+        await self._sweep_store(older_than=0)
+        await self._secrets.sweep({_secret_name(record.id) for record in await self._store.list_records()})
         self._tasks.spawn(self._reap())
         self._tasks.spawn(self._watch())
 
@@ -332,12 +334,14 @@ class LocalBackend:
             parent_id=box.parent,
             instance=self._folder.instance_id,
         )
-        # The values first: a snapshot that is there can be forked.
-        await self._secrets.save(_secret_name(manifest.id), spec.env)
+        secret = _secret_name(manifest.id)
         try:
+            # The values first: a snapshot that is there can be forked.
+            await self._secrets.save(secret, spec.env)
             record = await self._store.save(manifest, self._guest_of(box).archive, max_bytes=self._limits.max_snapshot_bytes)
         except BaseException:
-            await self._secrets.delete(_secret_name(manifest.id))
+            with contextlib.suppress(OSError):  # the next start removes it
+                await self._secrets.delete(secret)
             raise
         return record.to_snapshot()
 
@@ -510,8 +514,9 @@ class LocalBackend:
                 await self._look()
                 for sandbox_id in [*self._leftovers]:
                     await self._clear_leftover(sandbox_id)
+                await self._engine.sweep()
                 if self._clock.monotonic() - self._swept >= SWEEP_SECONDS:
-                    await self._sweep()
+                    await self._sweep_store()
                 self._complaint = ""
             except SandboxError as error:
                 if error.message != self._complaint:
@@ -519,12 +524,10 @@ class LocalBackend:
                     logger.warning("the engine cannot be looked at, which is tried again: %s", error.message)
             await self._clock.sleep(self._limits.reap_interval_seconds)
 
-    async def _sweep(self, **age: float) -> None:
+    async def _sweep_store(self, **age: float) -> None:
         self._swept = self._clock.monotonic()
-        await self._engine.sweep()
         if removed := await self._store.sweep(**age):
             logger.info("%d leftovers of unfinished snapshots were removed", len(removed))
-        await self._secrets.sweep({_secret_name(record.id) for record in await self._store.list_records()})
 
 
 @contextlib.asynccontextmanager

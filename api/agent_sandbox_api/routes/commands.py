@@ -50,7 +50,7 @@ async def run(sandbox_id: str, body: RunCommand, request: Request, context: Borr
 async def stream(sandbox_id: str, body: RunCommand, request: Request, context: Borrowed) -> Response:
     """Like exec, without its limit on output."""
     guest = await context.backend.guest(sandbox_id)
-    feed = EventFeed(guest.stream(context.policy.command(body)))
+    feed = EventFeed(guest, context.policy.command(body))
     try:
         async with ClientWatch(request.receive):
             await feed.start()

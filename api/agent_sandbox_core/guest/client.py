@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from agent_sandbox_core.channel import ChannelBudget, Request
@@ -44,9 +44,9 @@ class ChannelGuest:
         """Runs a command to its end; cancelling the call kills its whole process tree."""
         return await self._processes.run(command, max_output_bytes=max_output_bytes)
 
-    def stream(self, command: Command) -> AsyncIterator[StreamEvent]:
-        """Events as they come, the ExitEvent last; closing the iterator kills the tree."""
-        return self._processes.stream(command)
+    def stream(self, command: Command, *, on_start: Callable[[], None] | None = None) -> AsyncIterator[StreamEvent]:
+        """Events as they come, the ExitEvent last; closing the iterator kills the tree. `on_start` is called once the command has started."""
+        return self._processes.stream(command, on_start=on_start)
 
     def read_file(
         self, path: bytes, *, start: int = 0, end: int | None = None, max_bytes: int | None = None

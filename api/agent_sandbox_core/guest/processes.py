@@ -74,13 +74,15 @@ class Processes:
             stdout=out, stderr=err, exit_code=ended, timed_out=timed_out, truncated=sink.collector.truncated, duration_ms=run.duration_ms
         )
 
-    async def stream(self, command: Command) -> AsyncIterator[StreamEvent]:
+    async def stream(self, command: Command, *, on_start: Callable[[], None] | None = None) -> AsyncIterator[StreamEvent]:
         """The events of a command as they come."""
         sink = Queueing()
         run = Run(new_guest_id(), await self._calls.known_boot(), sink)
         decoders = {False: TextDecoder(), True: TextDecoder()}
         try:
             await self._start(run, command, "output")
+            if on_start is not None and run.error is None:
+                on_start()
             while True:
                 while (item := sink.take()) is not None:
                     error, data, next_seq = item

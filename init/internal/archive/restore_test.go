@@ -360,7 +360,7 @@ func TestSysVObjectsOfTheSandboxAreRemoved(t *testing.T) {
 			t.Errorf("no new IPC namespace: %v", err)
 			return
 		}
-		_, _, e1 := unix.Syscall(unix.SYS_SHMGET, 1, 4096, unix.IPC_CREAT|0o000)
+		_, _, e1 := unix.Syscall(unix.SYS_SHMGET, 1, 4096, unix.IPC_CREAT)
 		_, _, e2 := unix.Syscall(unix.SYS_SEMGET, 2, 3, unix.IPC_CREAT|0o600)
 		_, _, e3 := unix.Syscall(unix.SYS_MSGGET, 3, unix.IPC_CREAT|0o600, 0)
 		if e1|e2|e3 != 0 {

@@ -11,11 +11,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-
-from agent_sandbox_api.backends.docker import DockerEngine, DockerOptions, labels
+from agent_sandbox_api.backends.docker import DockerEngine, DockerOptions, labels, specs
 from agent_sandbox_api.backends.engine import InstanceRecord
 from agent_sandbox_core.models import Command, SandboxSpec
 from agent_sandbox_core.names import new_sandbox_id
+
 from tests.support.docker import Docker, _tool
 from tests.support.target import sandbox_image
 
@@ -47,6 +47,13 @@ async def make(engine: DockerEngine, **changes: Any) -> InstanceRecord:
     await engine.create(record)
     await engine.commit(record.sandbox_id)
     return record
+
+
+def stir(docker: Docker, sandbox_id: str) -> None:
+    """Lets something happen to a sandbox's container outside, without harm."""
+    name = specs.container_name(sandbox_id)
+    docker.client.api.rename(name, f"{name}.stirred")
+    docker.client.api.rename(f"{name}.stirred", name)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from agent_sandbox_api.backends.docker.address import Address, find_address
 from agent_sandbox_core.errors import BackendError
 
@@ -63,7 +62,7 @@ def test_tls_files_that_do_not_work_are_named(tmp_path: Path) -> None:
 def test_ssh_runs_the_docker_command_line_over_there() -> None:
     command = find_address({"DOCKER_HOST": "ssh://me@far:2222/run/d.sock"}).ssh_command()
     assert command[0] == "ssh" and command[-2:] == ["system", "dial-stdio"]
-    assert ["-l", "me", "-p", "2222", "--", "far", "docker", "--host", "unix:///run/d.sock"] == command[-11:-2]
+    assert command[-11:-2] == ["-l", "me", "-p", "2222", "--", "far", "docker", "--host", "unix:///run/d.sock"]
 
 
 def test_the_text_of_an_address_holds_no_credentials() -> None:

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator
 import docker.errors
 import pytest
 import requests.exceptions
-
 from agent_sandbox_api.backends.docker.client import EngineClient
 from agent_sandbox_api.backends.docker.faults import EngineRefusal, EngineUnreachable, translate
 from agent_sandbox_core.errors import BackendError, ChannelError
+
 from tests.support.docker import Docker
 
-from .conftest import MakeEngine, make, new_record, run_in
+from .conftest import MakeEngine, make, new_record, run_in, stir
 from .relay import Relay
 
 
@@ -126,8 +126,7 @@ async def test_events_are_followed_again_after_a_break(relay: Relay, make_engine
     relay.cut()
     async with asyncio.timeout(15):
         while not heard.done():
-            engine.container(record.sandbox_id).pause()
-            engine.container(record.sandbox_id).unpause()
+            stir(engine, record.sandbox_id)
             await asyncio.sleep(0.1)
     assert heard.result() == record.sandbox_id
     await changes.aclose()
@@ -159,7 +158,12 @@ async def test_errors_of_the_engine_are_its_own_words_with_the_object(engine: Do
 )
 def test_every_fault_becomes_an_error_of_ours(error: Exception, words: str) -> None:
     found = translate("doing it", "tcp://h:1", error)
-    assert isinstance(found, EngineUnreachable) and words in found.message and "tcp://h:1" in found.message and found.message.startswith("doing it failed")
+    assert (
+        isinstance(found, EngineUnreachable)
+        and words in found.message
+        and "tcp://h:1" in found.message
+        and found.message.startswith("doing it failed")
+    )
 
 
 def test_an_error_of_ours_stays_what_it_is() -> None:

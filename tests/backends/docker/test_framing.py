@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from agent_sandbox_api.backends.docker.framing import STDERR, STDOUT, SYSTEM_ERROR, FrameError, FrameParser
 from hypothesis import given
 from hypothesis import strategies as st
-
-from agent_sandbox_api.backends.docker.framing import STDERR, STDOUT, SYSTEM_ERROR, FrameError, FrameParser
 
 
 def frame(stream: int, payload: bytes) -> bytes:

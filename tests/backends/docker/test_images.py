@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import secrets
+import tarfile
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from agent_sandbox_api.backends.docker import DockerEngine, binary, images, specs
 from agent_sandbox_core.errors import BackendError, InvalidRequest, SandboxError
+
 from tests.support.docker import Docker
 from tests.support.target import sandbox_image
 
@@ -79,9 +81,9 @@ async def test_an_image_that_wants_more_gets_no_more(engine: Docker, build: Any,
         "LABEL agentsandbox.dev/sandbox=sb_ffffffffffffffff agentsandbox.dev/instance=x agentsandbox.dev/last-termination=x",
     )
     record = await make(box, image=image, env={"A": "mine"})
-    assert await run_in(box, record.sandbox_id, "id -u; pwd; echo $A $B; for d in /data /var/lib/x; do touch $d/x 2>/dev/null && echo bad; done; touch /tmp/x; ls") == (
-        "1000\n/workspace\nmine image\n"
-    )
+    assert await run_in(
+        box, record.sandbox_id, "id -u; pwd; echo $A $B; for d in /data /var/lib/x; do touch $d/x 2>/dev/null && echo bad; done; touch /tmp/x; ls"
+    ) == ("1000\n/workspace\nmine image\n")
     (found,) = await box.instances()
     assert found.record == record
     mounts = {row["Destination"]: row["RW"] for row in engine.inspect(record.sandbox_id)["Mounts"] if row["Type"] == "volume"}
@@ -100,9 +102,6 @@ async def test_volumes_of_an_image_go_with_the_sandbox(engine: Docker, build: An
 
 
 async def test_a_workspace_begins_empty_and_owned_whatever_the_image_has_there(build: Any, box: DockerEngine) -> None:
-    import io
-    import tarfile
-
     for kind, change in (("folder", "ENV X=1"), ("link", "ENV X=1"), ("folder", "VOLUME /workspace")):
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as tar:
@@ -133,7 +132,9 @@ async def test_what_all_share_is_made_again_when_it_was_removed(box: DockerEngin
     assert await run_in(box, record.sandbox_id, "echo again") == "again\n"
 
 
-async def test_a_guest_volume_with_something_else_in_it_is_never_used(make_engine: MakeEngine, engine: Docker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_guest_volume_with_something_else_in_it_is_never_used(
+    make_engine: MakeEngine, engine: Docker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = await make_engine()
     real = binary.guest_binary("amd64")
     # Another content, so another volume than the one that everybody here uses.

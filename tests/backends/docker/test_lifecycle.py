@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from agent_sandbox_api.backends.docker import DockerEngine, labels, specs
 from agent_sandbox_api.backends.engine import Instance
 from agent_sandbox_core.errors import BackendError, InvalidRequest, OutcomeUnknown, SandboxDied
 from agent_sandbox_core.hardening import GUEST_ALLOWANCE
 from agent_sandbox_core.models import Command
+
 from tests.support.docker import Docker
 
-from .conftest import MakeEngine, make, new_record, run_in
+from .conftest import MakeEngine, make, new_record, run_in, stir
 
 HARDENED: dict[str, Any] = {
     "ReadonlyRootfs": True,
@@ -54,7 +56,17 @@ HARDENED: dict[str, Any] = {
     "Links": None,
     "Sysctls": None,
 }
-MASKED = {"/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware"}
+MASKED = {
+    "/proc/acpi",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+}
 
 
 async def state_of(engine: DockerEngine, sandbox_id: str) -> Instance:
@@ -122,8 +134,6 @@ print(json.dumps({
     'core': __import__('resource').getrlimit(__import__('resource').RLIMIT_CORE),
 }))
 """
-    import json
-
     seen = json.loads(await run_in(box, record.sandbox_id, ["python3", "-c", look]))
     zero = "0000000000000000"
     assert seen == {
@@ -153,13 +163,18 @@ print(json.dumps({
 
 async def test_a_writable_root_is_writable_and_the_guest_is_not(box: DockerEngine) -> None:
     record = await make(box, read_only_rootfs=False)
-    assert await run_in(box, record.sandbox_id, "mkdir -p /tmp/a && touch /tmp/a/b && ! touch /opt/agent-sandbox/x 2>/dev/null && echo fine") == "fine\n"
+    assert (
+        await run_in(box, record.sandbox_id, "mkdir -p /tmp/a && touch /tmp/a/b && ! touch /opt/agent-sandbox/x 2>/dev/null && echo fine") == "fine\n"
+    )
 
 
 async def test_another_user_owns_a_workspace_made_for_it(make_engine: MakeEngine) -> None:
     other = await make_engine(sandbox_user="4321:1234")
     record = await make(other)
-    assert await run_in(other, record.sandbox_id, "id -u; id -g; stat -c %u:%g /workspace; touch f; stat -c %u:%g f") == "4321\n1234\n4321:1234\n4321:1234\n"
+    assert (
+        await run_in(other, record.sandbox_id, "id -u; id -g; stat -c %u:%g /workspace; touch f; stat -c %u:%g f")
+        == "4321\n1234\n4321:1234\n4321:1234\n"
+    )
 
 
 async def test_a_sandbox_is_uncommitted_until_its_commit(box: DockerEngine) -> None:
@@ -173,17 +188,17 @@ async def test_a_sandbox_is_uncommitted_until_its_commit(box: DockerEngine) -> N
 
 
 async def test_the_next_process_reads_the_whole_record_back(box: DockerEngine, make_engine: MakeEngine) -> None:
-    from dataclasses import replace
-
     awkward = {"A": "b=c\nd 'x' \"y\"", "EMPTY": "", "PATH": "/usr/bin:/bin", "HOME": "/tmp"}
-    record = replace(new_record(env=awkward, labels={"team": "a b"}, cpus=0.5), source_snapshot_id="snap_0123456789abcdef", idempotency_key="k", request_digest="d")
+    record = replace(
+        new_record(env=awkward, labels={"team": "a b"}, cpus=0.5), source_snapshot_id="snap_0123456789abcdef", idempotency_key="k", request_digest="d"
+    )
     await box.create(record)
     await box.commit(record.sandbox_id)
     other = await make_engine(instance_id=box._options.instance_id)
     (found,) = await other.instances()
     assert found == Instance(record, committed=True, state="running")
     assert await other.inspect(record.sandbox_id) == found
-    assert await run_in(other, record.sandbox_id, "printf %s \"$A\"") == awkward["A"]
+    assert await run_in(other, record.sandbox_id, 'printf %s "$A"') == awkward["A"]
 
 
 async def test_a_create_that_fails_leaves_nothing_and_says_why(box: DockerEngine) -> None:
@@ -324,7 +339,9 @@ async def test_a_replacement_that_was_cut_short_is_healed(box: DockerEngine, mak
     assert names == [[f"/agent-sandbox-{record.sandbox_id}"]]
 
 
-async def test_a_removal_that_was_cut_short_is_finished_by_the_next_sweep(box: DockerEngine, make_engine: MakeEngine, leftovers: Any, engine: Docker) -> None:
+async def test_a_removal_that_was_cut_short_is_finished_by_the_next_sweep(
+    box: DockerEngine, make_engine: MakeEngine, leftovers: Any, engine: Docker
+) -> None:
     record = await make(box)
     own = labels.own_labels(labels.TOMBSTONE, box._options, record.sandbox_id)
     engine.client.api.create_volume(specs.tombstone_name(record.sandbox_id), labels=own)
@@ -341,14 +358,13 @@ async def test_changes_outside_are_heard_and_end_with_close(make_engine: MakeEng
 
     async def listen(changes: AsyncIterator[str]) -> None:
         async for sandbox_id in changes:
-            heard.append(sandbox_id)
+            heard.append(sandbox_id)  # noqa: PERF401 - each is looked for as it comes
 
     task = asyncio.create_task(listen(mine.changes()))
     async with asyncio.timeout(10):
         # The stream says nothing before the first event, so there is one to wait for.
         while record.sandbox_id not in heard:
-            engine.container(record.sandbox_id).pause()
-            engine.container(record.sandbox_id).unpause()
+            stir(engine, record.sandbox_id)
             await asyncio.sleep(0.1)
     heard.clear()
     engine.container(foreign.sandbox_id).kill()

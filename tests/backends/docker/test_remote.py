@@ -13,15 +13,15 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-
 from agent_sandbox_api.backends.docker import DockerEngine
 from agent_sandbox_api.backends.docker.faults import EngineUnreachable
 from agent_sandbox_core.errors import BackendError
+
 from tests.support.docker import Docker
 from tests.support.server import free_port
 from tests.support.waiting import eventually
 
-from .conftest import MakeEngine, make, run_in
+from .conftest import MakeEngine, make, run_in, stir
 from .relay import Relay
 
 
@@ -74,8 +74,7 @@ async def use_everything(engine: DockerEngine, docker: Docker) -> None:
     heard = asyncio.ensure_future(anext(changes))
     async with asyncio.timeout(20):
         while not heard.done():
-            docker.container(record.sandbox_id).pause()
-            docker.container(record.sandbox_id).unpause()
+            stir(docker, record.sandbox_id)
             await asyncio.sleep(0.1)
     await changes.aclose()
     docker.container(record.sandbox_id).kill()
@@ -120,7 +119,21 @@ async def test_an_engine_whose_certificate_is_not_trusted_is_not_used(
 ) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates / "server-cert.pem", certificates / "server-key.pem")
-    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=other", "-out", str(tmp_path / "ca.pem"), "-keyout", str(tmp_path / "k"))
+    openssl(
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=other",
+        "-out",
+        str(tmp_path / "ca.pem"),
+        "-keyout",
+        str(tmp_path / "k"),
+    )
     monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
     monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path))
     async with running(Relay("tcp", context)) as relay:

@@ -96,7 +96,6 @@ async def test_long_silence_has_a_heartbeat_and_the_headers_do_not_wait_for_outp
     server: tuple[httpx.AsyncClient, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "HEARTBEAT_SECONDS", 0.02)
-    monkeypatch.setattr(streams, "START_SECONDS", 0.05)
     client, box = server
     answer = await client.post(f"/v1/sandboxes/{box}/exec/stream", json=body("sleep 0.4; echo done"))
     lines = answer.text.split("\n")[:-1]

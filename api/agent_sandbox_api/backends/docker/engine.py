@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from agent_sandbox_core.channel import ChannelBudget
@@ -85,9 +85,9 @@ class DockerEngine:
         sandbox_id = record.sandbox_id
         self._uncommitted.add(sandbox_id)
         try:
-            await self._step(sandbox_id, self._lifecycle.make(record))
+            await self._step(sandbox_id, lambda: self._lifecycle.make(record))
         except asyncio.CancelledError:
-            self._begin(sandbox_id, self._undo(sandbox_id))
+            self._begin(sandbox_id, lambda: self._undo(sandbox_id))
             raise
         except BaseException:
             self._uncommitted.discard(sandbox_id)
@@ -103,7 +103,7 @@ class DockerEngine:
 
     async def commit(self, sandbox_id: str) -> None:
         """See Engine."""
-        await self._step(sandbox_id, self._lifecycle.rename(sandbox_id, specs.making_name(sandbox_id)))
+        await self._step(sandbox_id, lambda: self._lifecycle.rename(sandbox_id, specs.making_name(sandbox_id)))
         self._uncommitted.discard(sandbox_id)
 
     async def instances(self) -> Sequence[Instance]:
@@ -135,7 +135,7 @@ class DockerEngine:
             if row is None or found.removing:
                 return read_instance(found, None, {})
             if found.committed is None and found.replacing is not None and sandbox_id not in self._busy:
-                await self._step(sandbox_id, self._lifecycle.rename(sandbox_id, specs.next_name(sandbox_id)))
+                await self._step(sandbox_id, lambda: self._lifecycle.rename(sandbox_id, specs.next_name(sandbox_id)))
             inspected: dict[str, Any] | None = None
             env = self._env.get(row["Id"])
             if row["State"] != RUNNING or (env is None and labels.env_names(row["Labels"])):
@@ -153,7 +153,7 @@ class DockerEngine:
 
     async def restart(self, sandbox_id: str) -> None:
         """See Engine. A container that ended is replaced: the new one counts its starts and remembers how the one before it ended."""
-        await self._step(sandbox_id, self._restart(sandbox_id))
+        await self._step(sandbox_id, lambda: self._restart(sandbox_id))
 
     async def _restart(self, sandbox_id: str) -> None:
         instance, inspected = await self._present(sandbox_id)
@@ -170,7 +170,7 @@ class DockerEngine:
 
     async def renew(self, sandbox_id: str) -> None:
         """See Engine."""
-        await self._step(sandbox_id, self._renew(sandbox_id))
+        await self._step(sandbox_id, lambda: self._renew(sandbox_id))
 
     async def _renew(self, sandbox_id: str) -> None:
         instance, inspected = await self._present(sandbox_id)
@@ -192,7 +192,7 @@ class DockerEngine:
 
     async def remove(self, sandbox_id: str) -> None:
         """See Engine."""
-        await self._step(sandbox_id, self._lifecycle.remove(sandbox_id))
+        await self._step(sandbox_id, lambda: self._lifecycle.remove(sandbox_id))
         self._uncommitted.discard(sandbox_id)
 
     async def sweep(self) -> None:
@@ -208,17 +208,17 @@ class DockerEngine:
         """See Engine."""
         return follow_changes(self._client, self._options, self._closing)
 
-    async def _step(self, sandbox_id: str, work: Any) -> None:
+    async def _step(self, sandbox_id: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """One step of a sandbox to its end, also when the caller is cancelled; a second one waits for the first."""
         await asyncio.shield(self._begin(sandbox_id, work))
 
-    def _begin(self, sandbox_id: str, work: Any) -> asyncio.Task[None]:
+    def _begin(self, sandbox_id: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         before = self._busy.get(sandbox_id)
 
         async def in_turn() -> None:
             if before is not None:
                 await asyncio.gather(before, return_exceptions=True)
-            await work
+            await work()
 
         task = asyncio.get_running_loop().create_task(in_turn())
         self._busy[sandbox_id] = task

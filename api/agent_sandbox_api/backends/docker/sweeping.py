@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -56,7 +56,8 @@ class Sweeper:
         for row in containers:
             if row["Labels"].get(labels.ROLE) == labels.HELPER and self._is_left(row, now):
                 await self._carefully(self._lifecycle.discard(row["Id"]))
-        await self._remove_unused(row["Name"] for row in volumes if row["Labels"].get(labels.ROLE) == labels.CONTAINER)
+        of_images = [row for row in volumes if row["Labels"].get(labels.ROLE) == labels.CONTAINER]
+        await self._remove_unused(row["Name"] for row in of_images if row["Labels"].get(labels.SANDBOX) not in in_hand)
         if self._shared_swept_at is None or now - self._shared_swept_at > SHARED_EVERY_SECONDS:
             self._shared_swept_at = now
             await self._sweep_shared(now)
@@ -81,7 +82,7 @@ class Sweeper:
                 if not error.missing and not error.conflicting:
                     logger.warning("%s", error.message)
 
-    async def _carefully(self, work: Any) -> None:
+    async def _carefully(self, work: Awaitable[None]) -> None:
         """One failed removal does not keep the others from being tried; the next sweep comes anyway."""
         try:
             await work

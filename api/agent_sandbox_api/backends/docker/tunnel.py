@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import tempfile
-from pathlib import Path
 
 from .address import Address
 from .wire import Wire, connect
@@ -17,7 +15,7 @@ class Tunnel:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._folder: Path | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._server: asyncio.Server | None = None
         self._bridges: set[asyncio.Task[None]] = set()
 
@@ -25,13 +23,13 @@ class Tunnel:
     def url(self) -> str:
         """The socket, in the form of DOCKER_HOST."""
         assert self._folder is not None, "the tunnel is not open"
-        return f"unix://{self._folder}/engine.sock"
+        return f"unix://{self._folder.name}/engine.sock"
 
     async def open(self) -> None:
         """Starts to listen; ssh runs only while somebody is connected."""
         if self._server is None:
-            self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="agent-sandbox-ssh-"))
-            self._server = await asyncio.start_unix_server(self._accept, str(self._folder / "engine.sock"))
+            self._folder = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="agent-sandbox-ssh-")
+            self._server = await asyncio.start_unix_server(self._accept, f"{self._folder.name}/engine.sock")
 
     async def close(self) -> None:
         """Ends all bridges and takes the socket away."""
@@ -41,7 +39,7 @@ class Tunnel:
             bridge.cancel()
         await asyncio.gather(*self._bridges, return_exceptions=True)
         if self._folder is not None:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await asyncio.to_thread(self._folder.cleanup)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         bridge = asyncio.get_running_loop().create_task(self._bridge(reader, writer))

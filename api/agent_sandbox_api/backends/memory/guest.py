@@ -106,7 +106,7 @@ class MemoryGuest:
         stdout, stderr = collector.text()
         return ExecResult(stdout=stdout, stderr=stderr, exit_code=code, timed_out=timed_out, truncated=collector.truncated, duration_ms=duration)
 
-    async def stream(self, command: Command) -> AsyncGenerator[StreamEvent, None]:
+    async def stream(self, command: Command, *, on_start: Callable[[], None] | None = None) -> AsyncGenerator[StreamEvent, None]:
         """Events as they come, the ExitEvent last; closing it ends the command."""
         queue: asyncio.Queue[tuple[bool, bytes] | None] = asyncio.Queue(16)
         decoders = {False: TextDecoder(), True: TextDecoder()}
@@ -119,7 +119,7 @@ class MemoryGuest:
 
         async def follow() -> tuple[int, bool, int]:
             try:
-                return await self._follow(command, out, err)
+                return await self._follow(command, out, err, on_start)
             finally:
                 await queue.put(None)
 
@@ -141,11 +141,13 @@ class MemoryGuest:
                     queue.get_nowait()
                 await asyncio.wait({task})
 
-    async def _follow(self, command: Command, out: Output, err: Output) -> tuple[int, bool, int]:
+    async def _follow(self, command: Command, out: Output, err: Output, on_start: Callable[[], None] | None = None) -> tuple[int, bool, int]:
         """Exit code, whether it timed out, and milliseconds."""
         lost: list[SandboxError] = []
         begun = time.monotonic()
         task = self._machine().start(command, out, err, lost.append)
+        if on_start is not None:
+            on_start()
         try:
             done, _ = await asyncio.wait({task}, timeout=command.timeout_seconds)
         finally:
