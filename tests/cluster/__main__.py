@@ -22,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     add = commands.add_parser
     up = add("up", help="start it, or heal it; does nothing when it works")
     up.add_argument("--nodes", type=int, default=int(os.environ.get("NODES") or 1), choices=range(1, MOST_NODES + 1), help="how many (NODES, default 1)")
+    up.add_argument("--few-images", action="store_true", help="without the Python image: quicker, for tests of the cluster itself")
     add("down", help="end and remove everything of it")
     add("status", help="what runs and what is missing")
     logs = add("logs", help="the last lines of every component's log, or of one")
@@ -44,7 +45,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def do_up(options: argparse.Namespace) -> int:
-    providers.choose(options.provider).up(options.name, options.nodes)
+    if options.few_images and options.provider == "own":
+        own.up(options.name, options.nodes, few_images=True)
+    else:
+        providers.choose(options.provider).up(options.name, options.nodes)
     return 0
 
 

@@ -82,8 +82,8 @@ def ensure_record(name: str, count: int) -> Record:
     )
 
 
-def up(name: str, count: int) -> Record:
-    """Builds what is missing, then starts what does not run; returns when all of it works."""
+def up(name: str, count: int, *, few_images: bool = False) -> Record:
+    """Builds what is missing, then starts what does not run; returns when all of it works. `few_images` leaves the big test image out."""
     machine.require_root()
     Layout(name, 0).nodes(count)
     known = find(name)
@@ -94,7 +94,7 @@ def up(name: str, count: int) -> Record:
         return known
     binaries = build.ensure()
     machine.ensure_packages()
-    archives = images.ensure()
+    archives = images.ensure(few=few_images)
     with locked(lock_of(name), seconds=LOCK_SECONDS, what=f"cluster {name}"):
         began = time.monotonic()
         record = ensure_record(name, count)

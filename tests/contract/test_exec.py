@@ -15,13 +15,14 @@ pytestmark = pytest.mark.needs("processes")
 
 HOG = """
 import os,time
-n=0
-try:
-    while True:
-        if os.fork()==0: time.sleep(60)
-        n+=1
-except BlockingIOError: print(n,flush=True)
-time.sleep(60)
+told=False
+while True:
+    try:
+        if os.fork()==0: time.sleep(60); os._exit(0)
+    except BlockingIOError:
+        if not told: print('full',flush=True)
+        told=True
+        time.sleep(0.001)
 """
 
 
@@ -235,8 +236,11 @@ def test_a_command_over_the_process_limit_is_126_and_says_so(api: Api) -> None:
     sandbox = api.new(pids_limit=16)["id"]
     with api.streaming(sandbox, ["python3", "-c", HOG], timeout_seconds=60) as answer:
         assert "stdout" in next(answer.iter_lines())
-        result = api.run(sandbox, ["true"])
-        assert result["exit_code"] == 126 and "process" in result["stderr"].lower(), result
+        # A place that a bridge gives back goes to whoever is quicker, so not each try meets a full table.
+        results = [api.run(sandbox, ["true"]) for _ in range(20)]
+        full = [result for result in results if result["exit_code"] == 126]
+        assert full and {result["exit_code"] for result in results} <= {0, 126}, results
+        assert all("process" in result["stderr"].lower() for result in full), full
     # The dropped stream cancels the hog; then there is room again.
     eventually(lambda: api.run(sandbox, ["true"])["exit_code"] == 0, within=10, why="room for processes is back")
 

@@ -228,7 +228,7 @@ def test_links_and_dots_never_lead_a_write_out(api: Api) -> None:
 @pytest.mark.behaviour("FILE-017", "B09")
 @pytest.mark.needs("processes")
 def test_a_read_shows_what_the_sandboxs_user_may_read_and_no_more(api: Api, room: str) -> None:
-    api.sh(room, "ln -sfn /etc out; ln -sf /etc/passwd pw; ln -sf /etc/shadow sh; echo x > shut; chmod 0 shut")
+    api.sh(room, "ln -sfn /etc out; ln -sf /etc/passwd pw; ln -sf /etc/shadow sh; echo x > shut; chmod 0 shut; ln -sfn /proc/1 through")
     assert api.read(room, "/etc/passwd") == api.sh(room, "cat /etc/passwd").encode() == api.read(room, "pw")
     assert api.read(room, "out/hostname") == api.sh(room, "cat /etc/hostname").encode()
     for path in ("/etc/shadow", "sh", "out/shadow", "shut"):
@@ -241,11 +241,14 @@ def test_a_read_shows_what_the_sandboxs_user_may_read_and_no_more(api: Api, room
         "/proc/self/mem",
         "/proc/thread-self/environ",
         "/proc/1/root/etc/passwd",
+        "/proc/1/fd/0",
+        "/proc/1/exe",
+        "through/root/etc/passwd",
         "/proc/self/cwd",
     ):
         answer = api.get(room, path)
         assert answer.status_code in (400, 403, 404), (path, answer.text)
-    api.sh(room, "rm -f out pw sh shut")
+    api.sh(room, "rm -f out pw sh shut through")
 
 
 @pytest.mark.behaviour("FILE-018")

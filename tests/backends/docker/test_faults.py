@@ -121,7 +121,7 @@ async def test_events_are_followed_again_after_a_break(relay: Relay, make_engine
     mine = await make_engine(host=relay.host)
     record = await make(mine)
     changes = mine.changes()
-    heard = asyncio.create_task(anext(changes))
+    heard = asyncio.ensure_future(anext(changes))
     await asyncio.sleep(0.3)
     relay.cut()
     async with asyncio.timeout(15):
@@ -136,7 +136,7 @@ async def test_errors_of_the_engine_are_its_own_words_with_the_object(engine: Do
     client = EngineClient()
     await client.open()
     for ask in (
-        lambda: client.run("looking at x", lambda api: api.inspect_container("no-such-container")),
+        lambda: client.run("looking at x", lambda api: api.wait("no-such-container")),
         lambda: client.call("looking at x", "GET", "/containers/no-such-container/json"),
     ):
         with pytest.raises(EngineRefusal, match=r"looking at x failed.*No such container: no-such-container") as caught:

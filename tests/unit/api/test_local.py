@@ -23,7 +23,7 @@ from agent_sandbox_core.errors import (
 )
 from agent_sandbox_core.models import Command
 
-from .worlds import World, make_spec, until
+from .worlds import World, make_spec, settle, until
 
 
 class SlowEngine(MemoryEngine):
@@ -49,6 +49,10 @@ class SlowEngine(MemoryEngine):
     async def commit(self, sandbox_id: str) -> None:
         await self._step("commit")
         await super().commit(sandbox_id)
+
+    async def restart(self, sandbox_id: str) -> None:
+        await self._step("restart")
+        await super().restart(sandbox_id)
 
     async def remove(self, sandbox_id: str) -> None:
         await self._step("remove")
@@ -171,19 +175,24 @@ async def test_half_made_sandboxes_of_a_dead_server_are_removed(world: World) ->
         await until(lambda: not world.engine._slots)
 
 
-async def test_a_snapshot_and_a_rollback_exclude_each_other(alive: World) -> None:
-    box = await alive.new()
-    await alive.write(box, b"f", b"1")
-    snapshot = (await alive.backend.snapshot(box, name=None)).id
-    await alive.write(box, b"f", b"2")
-    rolling = asyncio.create_task(alive.backend.rollback(box, snapshot))
-    await until(lambda: alive.backend._boxes[box].work)
-    for call in (alive.backend.snapshot(box, name=None), alive.backend.rollback(box, snapshot), alive.backend.guest(box)):
+async def test_a_snapshot_and_a_rollback_exclude_each_other(slow: tuple[World, SlowEngine]) -> None:
+    world, engine = slow
+    box = await world.new()
+    await world.write(box, b"f", b"1")
+    snapshot = (await world.backend.snapshot(box, name=None)).id
+    await world.write(box, b"f", b"2")
+    engine.gate.clear()
+    engine.crash(box)
+    await settle()
+    rolling = asyncio.create_task(world.backend.rollback(box, snapshot))
+    await until(lambda: world.backend._boxes[box].phase == "Restoring")
+    for call in (world.backend.snapshot(box, name=None), world.backend.rollback(box, snapshot), world.backend.guest(box)):
         with pytest.raises(Conflict, match="rolled back"):
             await call
-    assert (await alive.backend.get(box)).phase == "Restoring"
+    assert [row.phase for row in await world.backend.list()] == ["Restoring"]
+    engine.gate.set()
     assert (await rolling).status == "running"
-    assert await alive.read(box, b"f") == b"1"
+    assert await world.read(box, b"f") == b"1"
 
 
 async def test_a_rollback_whose_caller_leaves_goes_to_its_end(alive: World) -> None:

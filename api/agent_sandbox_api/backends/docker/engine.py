@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from agent_sandbox_core.channel import ChannelBudget
@@ -204,7 +204,7 @@ class DockerEngine:
         link = Link(sandbox_id, self._options.instance_id, self._client, self._bridges, self._shared)
         return ChannelGuest(link.open, budget=self._budget, explain=link.explain)
 
-    def changes(self) -> AsyncIterator[str]:
+    def changes(self) -> AsyncGenerator[str]:
         """See Engine."""
         return follow_changes(self._client, self._options, self._closing)
 
