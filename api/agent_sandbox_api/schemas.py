@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 from agent_sandbox_core.models import FileInfo, Sandbox, Snapshot
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Cpus = Annotated[float, Field(gt=0, allow_inf_nan=False, description="CPUs, fractions allowed")]
 MemoryMb = Annotated[int, Field(ge=16, description="Memory limit in MiB; there is no swap")]
@@ -15,6 +16,30 @@ Env = Annotated[dict[str, str], Field(default_factory=dict, repr=False, descript
 
 class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_no_text(cls, body: Any) -> Any:
+        # JSON can hold half a surrogate pair (\ud800), which no process, file or database takes.
+        for text in _texts(body):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise ValueError("a string holds half a surrogate pair, which is no text: send UTF-8") from None
+        return body
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings in a decoded JSON value, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _texts(item)
 
 
 class CreateSandbox(_Request):

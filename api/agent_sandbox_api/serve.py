@@ -27,6 +27,7 @@ from .middleware import Lifecycle
 from .settings import PREFIX, Settings, SettingsError, load_settings
 
 BACKENDS: Final = ("auto", "docker", "kubernetes", "memory")
+KEEP_ALIVE_SECONDS = 75  # longer than clients and proxies keep an idle connection: they close it, so none is closed under a request
 BACKLOG: Final = 2048
 
 
@@ -73,6 +74,7 @@ async def _serve(settings: Settings, name: str, folder: DataFolder, listener: so
         access_log=False,
         server_header=False,
         backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
     )
     async with app.router.lifespan_context(app):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Literal, cast
-from urllib.parse import quote_from_bytes
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from .errors import InvalidRequest
 from .interfaces import GuestFile
@@ -51,6 +51,13 @@ def check_path(raw: bytes) -> bytes:
         raise InvalidRequest(f"the path {show_path(raw[:200])} begins with two slashes: write it with one")
     if len(raw) >= MAX_PATH_BYTES:
         raise InvalidRequest(f"the path has {len(raw)} bytes; a path can have {MAX_PATH_BYTES - 1}")
+    return raw
+
+
+def refuse_hidden_dots(raw: bytes) -> bytes:
+    """The path itself, or InvalidRequest when it would climb (`..`) for whoever decodes it once more: no name an honest writer needs."""
+    if b".." in unquote_to_bytes(raw).split(b"/") and b".." not in raw.split(b"/"):
+        raise InvalidRequest(f"the path {show_path(raw[:200])} hides '..' behind percent-encoding: encode a path once, or choose another name")
     return raw
 
 

@@ -1,6 +1,6 @@
 """Fixtures for tests on a real cluster: the cluster itself, a namespace for each test, what is gathered when one fails.
 
-A conftest.py takes them by import: `from tests.cluster.fixtures import cluster, namespace, pytest_runtest_makereport`.
+A conftest.py takes them by import: `from tests.cluster.fixtures import cluster, departures, namespace, pytest_runtest_makereport`.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import own, providers
-from tests.cluster.console import ClusterError, say
+from tests.cluster.console import say
 from tests.cluster.gathering import gather
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.layout import Node
@@ -80,9 +81,51 @@ def cluster() -> Iterator[Cluster]:
             source.down(name)
 
 
+@dataclass
+class Departures:
+    """Namespaces that were deleted and must disappear by themselves: nothing is helped, forced or patched."""
+
+    kubectl: Kubectl
+    leaving: dict[str, tuple[str, float, Path]] = field(default_factory=dict)
+
+    def add(self, name: str, test: str, folder: Path) -> None:
+        """Deletes a namespace. Nobody waits for it here: Kubernetes alone takes ten seconds for each."""
+        self.kubectl.delete("namespace", name, wait=False)
+        self.leaving[name] = (test, time.monotonic() + GONE_SECONDS, folder)
+
+    def check(self) -> None:
+        """Fails when one is still there after its time."""
+        there = {item["metadata"]["name"]: item for item in self.kubectl.list("namespaces")} if self.leaving else {}
+        stuck = []
+        for name, (test, deadline, folder) in list(self.leaving.items()):
+            if name not in there:
+                del self.leaving[name]
+            elif time.monotonic() > deadline:
+                del self.leaving[name]
+                gather(self.kubectl.within(name), folder)
+                stuck.append(f"namespace {name} of {test} has not disappeared within {GONE_SECONDS:.0f} s: {there[name]['status']}; see {folder}")
+        if stuck:
+            pytest.fail("\n".join(stuck))
+
+    def finish(self) -> None:
+        """Waits for all of them."""
+        while self.leaving:
+            self.check()
+            time.sleep(0.5)
+
+
+@pytest.fixture(scope="session")
+def departures(cluster: Cluster) -> Iterator[Departures]:
+    """Watches over the namespaces that tests have left."""
+    leaving = Departures(cluster.kubectl)
+    yield leaving
+    leaving.finish()
+
+
 @pytest.fixture
-def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
-    """kubectl in a namespace of the test's own. At the end the namespace must disappear by itself: nothing is helped, forced or patched."""
+def namespace(cluster: Cluster, departures: Departures, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
+    """kubectl in a namespace of the test's own, which must disappear by itself after the test. One that does not fails a later test or the session, by name."""
+    departures.check()
     name = f"t-{secrets.token_hex(4)}"
     cluster.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {"purpose": "test"}}})
     inside = cluster.kubectl.within(name)
@@ -94,13 +137,7 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Kube
         if any(report.failed for report in request.node.stash.get(REPORTS, {}).values()):
             gather(inside, folder)
             say(f"objects, events and logs of {name} are in {folder}")
-        cluster.kubectl.delete("namespace", name, wait=False)
-        try:
-            cluster.kubectl.run("wait", "--for=delete", f"namespace/{name}", f"--timeout={GONE_SECONDS:.0f}s", seconds=GONE_SECONDS + 10)
-        except ClusterError:
-            gather(inside, folder)
-            status = (cluster.kubectl.find("namespace", name) or {}).get("status")
-            pytest.fail(f"namespace {name} has not disappeared within {GONE_SECONDS:.0f} s; it says {status}; what is left in it is in {folder}")
+        departures.add(name, request.node.nodeid, folder)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from agent_sandbox_core.errors import PayloadTooLarge
 from agent_sandbox_core.models import FileInfo
-from agent_sandbox_core.paths import PathEncoding, file_info, parse_path, show_path
+from agent_sandbox_core.paths import PathEncoding, file_info, parse_path, refuse_hidden_dots, show_path
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
@@ -54,7 +54,7 @@ async def write(
 ) -> Response:
     """Replaces the file, or the link, in one step; parents are created. Only under /workspace."""
     guest = await context.backend.guest(sandbox_id)
-    raw, bits, limit = parse_path(path, path_encoding), parse_mode(mode), context.settings.max_file_bytes
+    raw, bits, limit = refuse_hidden_dots(parse_path(path, path_encoding)), parse_mode(mode), context.settings.max_file_bytes
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > limit:
         raise PayloadTooLarge(f"the upload has {int(length)} bytes; a file can have {limit}")

@@ -30,7 +30,10 @@ func (h *Handler) openForReading(path string) (fd int, st unix.Statx_t, err erro
 		return -1, st, err
 	}
 	defer ws.close()
-	if fd, err = tree.Open(ws.fd, path, pathFlags, 0); err != nil {
+	if fd, err = tree.OpenPlain(ws.fd, path, pathFlags); err == tree.ErrMagicLink {
+		return -1, st, forbidden("%s leads through a link of /proc to what another process has open, which cannot be read", shown(path))
+	}
+	if err != nil {
 		return -1, st, failure(path, err)
 	}
 	real, err := tree.Where(fd)

@@ -50,6 +50,9 @@ func (h *Handler) write(w http.ResponseWriter, r *http.Request, q query) error {
 	if strings.HasSuffix(path, "/") {
 		return apierr.Invalid("%s ends in a slash and so names a directory: name a file", shown(path))
 	}
+	if h.absolute(path) == h.workspace {
+		return apierr.Invalid("%s is the workspace itself, a directory: name a file below it", shown(path))
+	}
 	dir, name, err := target(path)
 	if err != nil {
 		return err

@@ -171,6 +171,33 @@ func Open(dir int, name string, flags int, mode uint32) (int, error) {
 	}
 }
 
+// ErrMagicLink says that a path leads through a link of /proc that is no text but an open file: /proc/1/root, /proc/self/fd/3.
+var ErrMagicLink = errors.New("a magic link")
+
+// OpenPlain is Open for a path that must not lead through magic links: followed by init they show what is init's. Where the kernel, its seccomp
+// filter or gVisor has no openat2, the check of the place that was reached has to do.
+func OpenPlain(dir int, name string, flags int) (int, error) {
+	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Resolve: unix.RESOLVE_NO_MAGICLINKS}
+	for {
+		fd, err := unix.Openat2(dir, name, &how)
+		switch err {
+		case unix.EINTR, unix.EAGAIN:
+			continue
+		case unix.ENOSYS, unix.EPERM:
+			return Open(dir, name, flags, 0)
+		case unix.ELOOP:
+			// A circle of links says so again without the rule.
+			plain, again := Open(dir, name, flags, 0)
+			if again != nil {
+				return -1, again
+			}
+			_ = unix.Close(plain)
+			return -1, ErrMagicLink
+		}
+		return fd, err
+	}
+}
+
 // Self is the path that leads to an open descriptor, also to one of O_PATH.
 func Self(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 

@@ -27,7 +27,6 @@ HARDENED: dict[str, Any] = {
     "SecurityOpt": ["no-new-privileges"],
     "Privileged": False,
     "IpcMode": "private",
-    "CgroupnsMode": "private",
     "PidMode": "",
     "UTSMode": "",
     "UsernsMode": "",

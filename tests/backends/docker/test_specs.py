@@ -54,7 +54,6 @@ def test_a_sandbox_is_exactly_this() -> None:
             "SecurityOpt": ["no-new-privileges"],
             "Privileged": False,
             "IpcMode": "private",
-            "CgroupnsMode": "private",
             "NetworkMode": "none",
             "Dns": ["127.0.0.1"],
             "DnsOptions": ["timeout:1", "attempts:1"],

@@ -125,7 +125,6 @@ def host_config(options: DockerOptions, record: InstanceRecord, place: Placement
         "SecurityOpt": ["no-new-privileges"],
         "Privileged": False,
         "IpcMode": "private",
-        "CgroupnsMode": "private",
         "NetworkMode": place.network or NO_NETWORK,
         "Memory": memory,
         "MemorySwap": memory,

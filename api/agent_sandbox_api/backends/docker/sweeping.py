@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 STALE_SECONDS: Final = 120.0
 """Age from which a helper or an uncommitted container is left behind also when this process made it. No step takes that long."""
 SHARED_EVERY_SECONDS: Final = 600.0
+SHARED_SECONDS: Final = 15.0
 UNUSED_SECONDS: Final = 86_400.0
 """How long a shared image or guest volume may lie unused: another instance may be about to use it again."""
 
@@ -60,7 +61,12 @@ class Sweeper:
         await self._remove_unused(row["Name"] for row in of_images if row["Labels"].get(labels.SANDBOX) not in in_hand)
         if self._shared_swept_at is None or now - self._shared_swept_at > SHARED_EVERY_SECONDS:
             self._shared_swept_at = now
-            await self._sweep_shared(now)
+            try:
+                async with asyncio.timeout(SHARED_SECONDS):
+                    await self._sweep_shared(now)
+            except TimeoutError:
+                # One wedged container of anybody can make an engine's image calls wait: no reason to keep a server from starting.
+                logger.warning("the engine takes long over unused images and volumes: they are left for a later sweep")
 
     def _is_left(self, row: dict[str, Any], now: float) -> bool:
         """Whether a half-made container is one that nobody is working at any more."""
