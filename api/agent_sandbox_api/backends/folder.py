@@ -47,17 +47,15 @@ class DataFolder:
         path = path.absolute()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = (path / LOCK).open("a+")
+            # Held open for reading only: a file system on which something is open for writing could not be made read-only.
+            lock = open(os.open(path / LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), encoding="ascii")  # noqa: PTH123, SIM115 - kept open
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                lock.seek(0)
                 holder = lock.read().strip() or "unknown"
                 lock.close()
                 raise FolderError(f"{path} is already in use by pid {holder}: give each server a folder of its own") from None
-            lock.truncate(0)
-            lock.write(f"{os.getpid()}\n")
-            lock.flush()
+            (path / LOCK).write_text(f"{os.getpid()}\n")
             return cls(path, lock, _read_instance(path / INSTANCE))
         except OSError as error:
             raise FolderError(f"{path} cannot be used ({error.strerror or error}): make it a folder that this user may write") from error
