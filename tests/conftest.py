@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.client import Api
 from tests.support.docker import Docker, ensured_engine
-from tests.support.lifecycle import assert_flat, clean, running_facade, strays, warm_up
+from tests.support.lifecycle import assert_flat, assert_no_strays, clean, running_facade, warm_up
 from tests.support.server import Facade
 from tests.support.target import CAPABILITIES, TARGETS, Target
 from tests.support.waiting import eventually
@@ -125,7 +125,12 @@ def room(api: Api, module_room: str, target: Target) -> Iterator[str]:
     """The module's shared sandbox, for tests that leave it as it was: a process that outlives its test fails it."""
     yield module_room
     if "processes" in target.can:
-        eventually(lambda: not strays(api, module_room), within=10, why=f"no process is left in the shared sandbox: {strays(api, module_room)}")
+        try:
+            assert_no_strays(api, module_room)
+        except AssertionError:
+            # One failure, not one for every test after it. This ends the bridges too; they come back.
+            api.exec(module_room, "kill -9 -1")
+            raise
 
 
 @pytest.fixture

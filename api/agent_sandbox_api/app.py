@@ -48,7 +48,8 @@ def create_app(settings: Settings, backend: Backend) -> FastAPI:
         },
     )
     app.state.context = context
-    for module in (service, sandboxes, commands, files, snapshots):
+    # In the order of use: routes are tried one after another.
+    for module in (commands, files, sandboxes, snapshots, service):
         app.include_router(module.router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit)

@@ -127,6 +127,8 @@ class Channel:
         self._http = h11.Connection(h11.CLIENT)
         self.sent_all = True
         """False after an upload that the guest answered before its end."""
+        self.proven = False
+        """Something was answered on it: a bridge that the engine has started may still die for want of a thread."""
 
     @property
     def reusable(self) -> bool:
@@ -146,6 +148,7 @@ class Channel:
                 if size > MAX_ANSWER_BYTES:
                     raise h11.RemoteProtocolError(f"an answer over {MAX_ANSWER_BYTES} bytes")
         answer.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self.proven = True
         self._end()
         return answer
 
@@ -321,6 +324,11 @@ class Lane:
         if channel is not None:
             self._tasks.spawn_close(self._close(channel))
 
+    def drop_used_up(self) -> None:
+        """Closes the channel when it can carry nothing more: its transfer broke off, or was not sent whole."""
+        if self._channel is not None and not self._channel.reusable:
+            self.drop()
+
     async def aclose(self) -> None:
         """Closes the channel, if there is one, and waits for that."""
         channel, self._channel = self._channel, None
@@ -364,6 +372,7 @@ class ControlLane(Lane):
     def __init__(self, open_channel: OpenChannel, budget: ChannelBudget, tasks: Tasks) -> None:
         super().__init__(open_channel, budget, tasks)
         self._queue: deque[tuple[Request, asyncio.Future[Answer]]] = deque()
+        self._free = asyncio.Event()
 
     async def call(self, request: Request) -> Answer:
         """The answer, whatever its status. Raises Broken, or ChannelError when the request was not sent.
@@ -372,10 +381,36 @@ class ControlLane(Lane):
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._queue.append((request, future))
-        if not self.busy:
+        self._resume()
+        return await future
+
+    @contextlib.asynccontextmanager
+    async def lend(self) -> AsyncIterator[Channel | None]:
+        """The open channel for one transfer that cannot have one of its own, None when there is none. Short calls wait meanwhile."""
+        async with asyncio.timeout(SHORT_SECONDS):
+            while self.busy:
+                await self._free.wait()
+        if self._channel is None or not self._channel.reusable:
+            yield None
+            return
+        self.busy = True
+        try:
+            yield self._channel
+        finally:
+            self.drop_used_up()
+            self._rest()
+            self._resume()
+
+    def _resume(self) -> None:
+        if self._queue and not self.busy:
             self.busy = True
             self._tasks.spawn(self._work())
-        return await future
+
+    def _rest(self) -> None:
+        self.busy = False
+        self.last_used = asyncio.get_running_loop().time()
+        self._free.set()
+        self._free.clear()
 
     async def _work(self) -> None:
         try:
@@ -399,8 +434,7 @@ class ControlLane(Lane):
                     if not future.done():
                         future.set_result(answer)
         finally:
-            self.busy = False
-            self.last_used = asyncio.get_running_loop().time()
+            self._rest()
             while self._queue:  # only when the worker itself was ended
                 self._queue.popleft()[1].cancel()
 
@@ -445,8 +479,7 @@ class BulkLane(Lane):
             yield
         finally:
             self.busy = False
-            if self._channel is not None and not self._channel.reusable:
-                self.drop()
+            self.drop_used_up()
             self.close_when_idle()
             self._lock.release()
 

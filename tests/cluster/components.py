@@ -42,6 +42,17 @@ AUDIT_POLICY = {
         {"level": "Metadata"},
     ],
 }
+KWOK_CONFIG = {
+    "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
+    "kind": "KwokConfiguration",
+    "options": {
+        "manageAllNodes": False,
+        "manageNodesWithAnnotationSelector": "kwok.x-k8s.io/node=fake",
+        "nodeLeaseDurationSeconds": 40,
+        # Its default of 4 at a time makes a crowd of pods a matter of minutes.
+        "podPlayStageParallelism": 32,
+    },
+}
 
 Entry = dict[str, Any]
 
@@ -57,7 +68,16 @@ def node_files(layout: Layout, node: Node, cni: Path) -> dict[Path, str]:
         node.folder / "containerd.toml": containerd_config(node, cni),
         node.folder / "kubelet.json": json.dumps(kubelet_config(layout, node), indent=1),
         node.folder / "cni" / "10-pods.conflist": json.dumps(cni_config(layout, node), indent=1),
-        **({node.folder / "audit-policy.json": json.dumps(AUDIT_POLICY), node.folder / "local-path.json": local_path_config(layout)} if node.index == 1 else {}),
+        **(control_plane_files(layout, node) if node.index == 1 else {}),
+    }
+
+
+def control_plane_files(layout: Layout, node: Node) -> dict[Path, str]:
+    """Configuration files of what runs on the first node only."""
+    return {
+        node.folder / "audit-policy.json": json.dumps(AUDIT_POLICY, indent=1),
+        node.folder / "local-path.json": local_path_config(layout),
+        node.folder / "kwok.json": json.dumps(KWOK_CONFIG, indent=1),
     }
 
 
@@ -229,8 +249,7 @@ def control_plane(layout: Layout, node: Node, binaries: Path) -> list[Entry]:
             after=[api, ready],
         ),
         entry(
-            node, "kwok", binaries / "kwok", f"--kubeconfig={kubeconfigs}/admin", "--manage-all-nodes=false",
-            "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake", "--node-lease-duration-seconds=40",
+            node, "kwok", binaries / "kwok", f"--kubeconfig={kubeconfigs}/admin", f"--config={node.folder}/kwok.json",
             after=[api, ready],
         ),
     ]  # fmt: skip

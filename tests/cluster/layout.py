@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-NAME = re.compile(r"[a-z]([-a-z0-9]{0,18}[a-z0-9])?")
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,14}[a-z0-9])?")
 SLOTS = 32
 MOST_NODES = 4
 CGROUP_ROOT = "agent-sandbox-cluster"
@@ -88,7 +88,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
-            raise ValueError(f"a cluster's name is up to 20 lower-case letters, digits and dashes, starting with a letter: not {self.name!r}")
+            raise ValueError(f"a cluster's name is up to 16 lower-case letters, digits and dashes, starting with a letter: not {self.name!r}")
         if not 0 <= self.slot < SLOTS:
             raise ValueError(f"a slot is 0 to {SLOTS - 1}, not {self.slot}")
 

@@ -164,7 +164,7 @@ def shortcomings(record: Record) -> list[str]:
     members = layout.nodes(record.count)
     missing = [f"{node.name} runs no {name}" for node in members for name, state in nodes.states(node).items() if state["wanted"] and state["pid"] is None]
     control = kubectl(layout)
-    asked = control.run("get", "nodes,csinodes,deployments.apps,serviceaccounts", "--all-namespaces", "--output=json", check=False, seconds=15)
+    asked = control.run("get", "nodes,csinodes,deployments.apps,serviceaccounts", "--all-namespaces", "--output=json", "--request-timeout=10s", check=False)
     if asked.returncode != 0:
         return [*missing, f"the API server does not answer: {asked.stderr.strip()[-300:]}"]
     found = {(item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"]): item for item in json.loads(asked.stdout)["items"]}
@@ -196,7 +196,7 @@ def troubles(members: Sequence[Node]) -> str:
 
 def answers(control: Kubectl) -> bool:
     """Whether the API server calls itself ready."""
-    return control.run("get", "--raw", "/readyz", check=False, seconds=10).returncode == 0
+    return control.run("get", "--raw", "/readyz", "--request-timeout=5s", check=False).returncode == 0
 
 
 def manifests(layout: Layout) -> str:

@@ -57,7 +57,7 @@ def test_a_drain_moves_a_pod_and_its_disk_to_the_other_node(cluster: Cluster, na
     name, node = eventually(lambda: where(namespace, "app") if where(namespace, "app")[0] else None, within=60)
     assert node == second.name
     run_in(namespace, name, "sh", "-c", "echo moved > /data/file && sync")
-    namespace.run("drain", second.name, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s", seconds=90)
+    namespace.run("drain", second.name, "--pod-selector=app=app", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s", seconds=90)
     name, node = eventually(lambda: where(namespace, "app") if where(namespace, "app")[0] else None, within=90)
     assert node == "node1"
     assert run_in(namespace, name, "cat", "/data/file") == "moved\n"

@@ -7,12 +7,13 @@ import json
 import ssl
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from tests.cluster.console import ClusterError
@@ -109,7 +110,12 @@ def exec_in(kubectl: Kubectl, pod: str, *argv: str, stdin: bool = False, seconds
     server = urlsplit(cluster["server"])
     query = urlencode([("stdout", "true"), ("stderr", "true"), ("stdin", str(stdin).lower()), *(("command", word) for word in argv)])
     url = f"wss://{server.netloc}{server.path.rstrip('/')}/api/v1/namespaces/{kubectl.namespace}/pods/{pod}/exec?{query}"
-    with connect(
+    connection = connect(
         url, ssl=tls_of(cluster, user), subprotocols=[PROTOCOL], additional_headers=headers, proxy=None, open_timeout=seconds, close_timeout=5, max_size=None
-    ) as connection:  # fmt: skip
+    )  # fmt: skip
+    try:
         yield Exec(connection, seconds)
+    finally:
+        # The server may drop the connection right behind its last frame, without a closing handshake.
+        with suppress(ConnectionClosed):
+            connection.close()

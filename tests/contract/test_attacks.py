@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.client import Api, StreamRefused
-from tests.support.lifecycle import strays
+from tests.support.lifecycle import assert_no_strays, strays
 from tests.support.server import Facade, health_latency
 from tests.support.waiting import eventually
 
@@ -213,7 +213,7 @@ def test_a_fork_bomb_leaves_exec_kill_reads_and_timeouts_working(api: Api) -> No
         assert time.monotonic() - begun < 5
         result = bomb.result(30)
     assert result["timed_out"] is True and result["duration_ms"] < 13_000
-    eventually(lambda: not strays(api, sandbox), within=5, why="the bomb is dead")
+    assert_no_strays(api, sandbox, within=5)
     assert api.sh(sandbox, "echo works") == "works\n"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.client import Api, Json, parse_line, refused
 from tests.support.docker import Docker
-from tests.support.lifecycle import assert_moves, strays
+from tests.support.lifecycle import assert_moves, assert_no_strays, strays
 from tests.support.server import Facade
 from tests.support.waiting import eventually
 
@@ -211,4 +211,4 @@ def test_a_graceful_stop_ends_streams_without_a_false_exit_and_sandboxes_live_on
     facade.api.forget_connections()
     facade.start()
     assert api.sandbox(box)["status"] == "running"
-    eventually(lambda: not strays(api, box), within=40, why="the abandoned command is dead")
+    assert_no_strays(api, box, within=40)

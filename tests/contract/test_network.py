@@ -76,7 +76,7 @@ def internet() -> Iterator[str]:
             yield f"{INTERNET}:8000"
         finally:
             server.kill()
-            server.wait(10)
+            server.communicate(timeout=10)
     finally:
         subprocess.run(["ip", "link", "del", f"{name}h"], check=False, capture_output=True, timeout=10)
         ip("netns", "del", name)

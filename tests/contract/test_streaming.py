@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from tests.support.client import Api, expect, parse_line, refused
-from tests.support.lifecycle import assert_flat, strays
+from tests.support.lifecycle import assert_flat, assert_no_strays
 from tests.support.server import Facade
-from tests.support.waiting import eventually, throughout
+from tests.support.waiting import throughout
 
 pytestmark = pytest.mark.needs("processes")
 
@@ -97,7 +97,7 @@ def test_a_client_that_leaves_an_exec_cancels_its_command(api: Api, box: str) ->
 
 def stopped_ticking(api: Api, box: str) -> None:
     """The loop of this sandbox is dead, whole."""
-    eventually(lambda: not strays(api, box), within=10, why=f"the loop is dead: {strays(api, box)}")
+    assert_no_strays(api, box, within=10)
     tick = api.read(box, "tick")
     throughout(lambda: api.read(box, "tick") == tick, seconds=1, why="tick stays as it is")
 
@@ -123,7 +123,7 @@ def test_fifty_aborted_calls_leave_no_process_thread_or_file(api: Api, box: str,
 
     with ThreadPoolExecutor(10) as pool:
         list(pool.map(abort, range(50)))
-    eventually(lambda: not strays(api, box), within=15, why=f"every aborted command is dead: {strays(api, box)[:5]}")
+    assert_no_strays(api, box, within=15)
     assert api.run(box, "echo still")["stdout"] == "still\n"
     assert_flat(facade, before, within=15)
 

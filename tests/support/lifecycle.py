@@ -92,3 +92,14 @@ def strays(api: Api, sandbox: str) -> list[str]:
     script = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null; echo; done"
     lines = [line.strip() for line in api.sh(sandbox, script).splitlines() if line.strip()]
     return [line for line in lines if "sandbox-init" not in line and "/proc/[0-9]*" not in line and not line.startswith("tr ")]
+
+
+def assert_no_strays(api: Api, sandbox: str, *, within: float = 10) -> None:
+    """No process of any command is left, soon."""
+
+    def none() -> bool:
+        found = strays(api, sandbox)
+        assert not found, f"left in {sandbox}: {found}"
+        return True
+
+    eventually(none, within=within, why="no process is left")

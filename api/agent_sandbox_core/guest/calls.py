@@ -93,16 +93,37 @@ class GuestCalls:
         """A transfer on the bulk lane; an answer of 400 or more is raised. `upload` is closed at the end when it is a generator."""
         self.check_open()
         try:
-            async with self.bulk.turn():
-                yield await self._begin(request, upload)
+            async with self.bulk.turn(), contextlib.AsyncExitStack() as loan:
+                yield await self._begin(request, upload, loan)
         finally:
             if isinstance(upload, AsyncGenerator):
                 await upload.aclose()
 
-    async def _begin(self, request: Request, upload: AsyncIterator[bytes] | None) -> Transfer:
+    async def _channel(self, loan: contextlib.AsyncExitStack) -> Channel:
+        """The bulk channel; where none can be opened (a full process table starts no bridge) the control channel, for this transfer."""
+        try:
+            return await self._proven_channel()
+        except ChannelError:
+            lent = await loan.enter_async_context(self.control.lend())
+            if lent is None:
+                raise
+            return lent
+
+    async def _proven_channel(self) -> Channel:
+        """The bulk channel, asked before it carries what could not be repeated."""
+        channel = await self.bulk.channel()
+        try:
+            if not channel.proven:
+                await channel.exchange(Request("GET", "/v1/health"))
+        except TRANSPORT_ERRORS as error:
+            self.bulk.drop()
+            raise ChannelError(f"a new channel to the sandbox broke before it was used ({error}): try again") from error
+        return channel
+
+    async def _begin(self, request: Request, upload: AsyncIterator[bytes] | None, loan: contextlib.AsyncExitStack) -> Transfer:
         source = None if upload is None else _Upload(upload)
         try:
-            channel = await self.bulk.channel()
+            channel = await self._channel(loan)
             answer = await channel.begin(request, source)
             if answer.status >= ERROR_STATUS:
                 answer.body = await channel.rest()

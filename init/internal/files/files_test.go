@@ -323,7 +323,7 @@ func TestInitsOwnProcFilesAreRefusedByEveryWay(t *testing.T) {
 	own, thread := fmt.Sprint(os.Getpid()), fmt.Sprint(unix.Gettid())
 	for _, path := range []string{
 		"/proc/self/environ", "/proc/1/environ", "/proc/thread-self/environ", "/proc/" + own + "/environ", "/proc/" + thread + "/environ", "me/environ", "proc/self/environ",
-		"proc/1/environ", "/proc/self/task/" + thread + "/environ", "/proc/../proc/self/environ", "/proc/self/root/proc/self/environ", "/proc/self/root/etc/passwd", "proc/self/cwd/files.go", "me/fd/0",
+		"proc/1/environ", "/proc/self/task/" + thread + "/environ", "/proc/../proc/self/environ", "/proc/self/root/proc/self/environ", "/proc/self/root/etc/passwd", "proc/self/cwd/handler.go", "me/fd/0",
 	} {
 		b.want(403, b.get(path))
 	}

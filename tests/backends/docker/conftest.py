@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from agent_sandbox_api.backends.docker import DockerEngine, DockerOptions, labels, specs
+from agent_sandbox_api.backends.docker import DockerEngine, DockerOptions, specs
 from agent_sandbox_api.backends.engine import InstanceRecord
 from agent_sandbox_core.models import Command, SandboxSpec
 from agent_sandbox_core.names import new_sandbox_id
@@ -20,7 +20,6 @@ from tests.support.docker import Docker, _tool
 from tests.support.target import sandbox_image
 
 MakeEngine = Callable[..., Awaitable[DockerEngine]]
-LABELLED = f"{labels.PRODUCT}={labels.PRODUCT_NAME}"
 
 
 def new_record(**changes: Any) -> InstanceRecord:

@@ -17,7 +17,7 @@ from agent_sandbox_core.errors import BackendError, InvalidRequest, SandboxError
 from tests.support.docker import Docker
 from tests.support.target import sandbox_image
 
-from .conftest import LABELLED, MakeEngine, make, new_record, run_in
+from .conftest import MakeEngine, make, new_record, run_in
 
 
 @pytest.fixture
@@ -116,19 +116,18 @@ async def test_a_workspace_begins_empty_and_owned_whatever_the_image_has_there(b
 
 async def test_two_installations_share_the_image_and_the_guest_volume(make_engine: MakeEngine, engine: Docker) -> None:
     one, two = await make_engine(), await make_engine()
-    await make(one)
-    before = {row["Id"] for row in engine.client.api.images(filters={"label": LABELLED})}
-    await make(two)
-    assert {row["Id"] for row in engine.client.api.images(filters={"label": LABELLED})} == before
+    first, second = await make(one), await make(two)
+    assert engine.inspect(first.sandbox_id)["Image"] == engine.inspect(second.sandbox_id)["Image"]
     assert await one._shared.prepare() == await two._shared.prepare()
 
 
-async def test_what_all_share_is_made_again_when_it_was_removed(box: DockerEngine, engine: Docker) -> None:
-    record = await make(box)
+async def test_what_all_share_is_made_again_when_it_was_removed(engine: Docker, build: Any, box: DockerEngine) -> None:
+    image = build("ENV D=1")
+    record = await make(box, image=image)
     derived = engine.inspect(record.sandbox_id)["Image"]
     await box.remove(record.sandbox_id)
     engine.client.api.remove_image(derived, force=True)
-    record = await make(box)
+    record = await make(box, image=image)
     assert await run_in(box, record.sandbox_id, "echo again") == "again\n"
 
 

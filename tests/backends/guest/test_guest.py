@@ -162,7 +162,7 @@ async def test_the_answer_does_not_wait_for_what_a_command_leaves_behind(guest: 
         result = await run(guest, left)
         assert (result.stdout, result.exit_code) == ("started\n", 0)
         assert time.monotonic() - began < 5
-    await run(guest, "pkill -f 'sleep 301'")
+    await run(guest, "pkill -f 'sleep 30[1]'")
 
 
 async def test_a_timeout_kills_the_tree_and_keeps_the_output(guest: ChannelGuest) -> None:
@@ -172,7 +172,7 @@ async def test_a_timeout_kills_the_tree_and_keeps_the_output(guest: ChannelGuest
     assert (result.stdout, result.timed_out) == ("before\n", True)
     assert result.exit_code != 0
     assert time.monotonic() - began < 4
-    assert (await run(guest, "pgrep -fc 'sleep 303'")).stdout == "0\n"
+    assert (await run(guest, "pgrep -fc 'sleep 30[3]'")).stdout == "0\n"
     await asyncio.sleep(3.5)
     with pytest.raises(NotFound):
         await guest.stat(b"late")
@@ -215,7 +215,7 @@ async def test_killed_bridges_are_reconnected_and_never_a_result(guest: ChannelG
     await until(lambda: guest._processes._events.open)
     for _ in range(3):
         with contextlib.suppress(OutcomeUnknown, BackendError):
-            await run(guest, "pkill -9 -f 'sandbox-init connect'; exit 3")
+            await run(guest, "pkill -9 -f 'sandbox-init connec[t]'; exit 3")
     result = await asyncio.wait_for(task, 40)
     assert (result.exit_code, result.truncated) == (5, False)
     assert result.stdout == "".join(f"{n}\n" for n in range(1, 20001)) * 5
