@@ -50,7 +50,7 @@ def namespaces_of(pids: set[int]) -> set[str]:
         for kind in KINDS:
             try:
                 found.add(os.readlink(f"/proc/{pid}/ns/{kind}"))
-            except (FileNotFoundError, ProcessLookupError):
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
     return found - ours
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from agent_sandbox_core.channel import Answer, Broken, Request
-from agent_sandbox_core.errors import ChannelError, NotFound, PayloadTooLarge
+from agent_sandbox_core.errors import ChannelError, NotFound, PayloadTooLarge, SandboxError
 from agent_sandbox_core.interfaces import FileBody, GuestFile, RestoreResult
 from agent_sandbox_core.paths import check_path, quote_path
 
@@ -18,6 +19,7 @@ SMALL_BYTES = 128 * 1024
 """A file up to this size travels on the control lane: about a millisecond of it."""
 TREE_SECONDS = 120.0
 """For removing a tree."""
+UNDO_SECONDS = 10.0
 MAX_LINE_BYTES = 64 * 1024
 MAX_ENTRIES = 1_000_000
 JSON = (("Content-Type", "application/json"),)
@@ -120,12 +122,23 @@ class Files:
     async def restore(self, body: AsyncIterator[bytes], size: int, entries: int, max_bytes: int) -> RestoreResult:
         """Replaces the workspace."""
         target = f"/v1/restore?bytes={size}&entries={entries}&max_bytes={max_bytes}"
-        async with self._calls.transfer(Request("POST", target), body) as transfer:
-            data = await transfer.json()
+        try:
+            async with self._calls.transfer(Request("POST", target), body) as transfer:
+                data = await transfer.json()
+        except SandboxError:
+            await self._until_ready()
+            raise
         try:
             return RestoreResult(boot_id=str(data["boot_id"]), entries=int(data["entries"]), bytes=int(data["bytes"]))
         except (KeyError, TypeError, ValueError) as error:
             raise GuestProtocolError("the sandbox answered a restore not as its API says: look at its files before you go on") from error
+
+    async def _until_ready(self) -> None:
+        """Waits, bounded, until a guest whose restore was broken off has its old state back: until then it answers "busy" to everything."""
+        with contextlib.suppress(SandboxError, TimeoutError):
+            async with asyncio.timeout(UNDO_SECONDS):
+                while (await self._calls.health()).get("state") == "restoring":
+                    await asyncio.sleep(0.02)
 
     async def _file_call(self, request: Request) -> GuestFile:
         return parse_file(parse_json((await self._calls.call(request)).body))

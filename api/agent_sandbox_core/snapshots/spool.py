@@ -188,9 +188,7 @@ class _Reader:
             raise damaged(record, f"it unpacks to more than {record.tar_bytes} bytes")
         if not part:
             self._source.read_rest()
-            digest = f"sha256:{self._source.digest.hexdigest()}"
-            if digest != record.digest:
-                raise damaged(record, f"its digest is {digest}, it was written with {record.digest}")
+            self._source.check(record)
             if self._done != record.tar_bytes:
                 raise damaged(record, f"it unpacks to {self._done} bytes, not to {record.tar_bytes}")
         return part
@@ -213,6 +211,20 @@ class _Hashing(io.RawIOBase):
         """Hashes what is left."""
         while self.read(BATCH_BYTES):
             pass
+
+    def check(self, record: Record) -> None:
+        """Compares the digest of all that was read."""
+        digest = f"sha256:{self.digest.hexdigest()}"
+        if digest != record.digest:
+            raise damaged(record, f"its digest is {digest}, it was written with {record.digest}")
+
+
+def check_digest(file: BinaryIO, record: Record) -> None:
+    """Raises what `damaged` gives when a blob is not what was written."""
+    file.seek(0)
+    source = _Hashing(file)
+    source.read_rest()
+    source.check(record)
 
 
 def damaged(record: Record, why: str) -> BackendError:

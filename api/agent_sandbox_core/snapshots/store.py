@@ -28,7 +28,7 @@ from agent_sandbox_core.errors import BackendError, Conflict, SnapshotNotFound
 
 from .manifest import Manifest, Record
 from .names import BLOB, INSTANCE, RECORD, check_id, id_of
-from .spool import PREFIX, Spool, Spooled, damaged, disk_error
+from .spool import PREFIX, Spool, Spooled, check_digest, damaged, disk_error
 
 logger = logging.getLogger(__name__)
 
@@ -180,6 +180,10 @@ class SnapshotStore:
         try:
             async with contextlib.aclosing(self._spool.send(file, record)) as chunks:
                 yield OpenSnapshot(record, chunks)
+        except BackendError:
+            # A guest that sees the damage first can only say that the archive is bad; why it is bad is known here.
+            await self._spool.run(check_digest, file, record)
+            raise
         finally:
             await self._spool.run(file.close)
 

@@ -346,6 +346,24 @@ func TestATimeoutKillsEverythingThatTheCommandStarted(t *testing.T) {
 	}
 }
 
+func TestNothingEscapesATimeoutWhenItsCommandIsTheOnlyOne(t *testing.T) {
+	s := start(t)
+	server := s.begin(fields{"command": "setsid sleep 3040 & exit 0"})
+	s.ended(server)
+	time.Sleep(30 * time.Millisecond) // two clock ticks: what began before is told from what began later
+	id := s.begin(fields{"command": "env -i setsid sh -c 'sleep 3041 & exit' & (setsid env -i sleep 3042 &) ; sleep 3043", "timeout_ms": 500})
+	s.ended(id)
+	_, _, stdout, _ := s.run(fields{"command": "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"})
+	for _, left := range []string{"sleep 3041", "sleep 3042", "sleep 3043"} {
+		if strings.Contains(stdout, left) {
+			t.Errorf("%s is left: %q", left, stdout)
+		}
+	}
+	if !strings.Contains(stdout, "sleep 3040") {
+		t.Error("what an earlier command left running was killed too")
+	}
+}
+
 func TestAForkBombIsKilledWhole(t *testing.T) {
 	s := start(t)
 	// Bounded by itself, should the kill fail: it stops to multiply after 3 s.

@@ -316,7 +316,7 @@ func (m *Manager) serveSignal(w http.ResponseWriter, r *http.Request) error {
 		return apierr.Conflict("process %s has exited: there is nothing to signal", p.id)
 	}
 	if body.Scope == "tree" {
-		t := &tree{root: p.pid, mark: ExecIDVariable + "=" + p.id, seen: map[identity]bool{}, hidden: map[identity]bool{}}
+		t := newTree(p)
 		for _, one := range t.scan() {
 			m.send(idOf(one), signal)
 		}

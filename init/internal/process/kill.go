@@ -60,10 +60,10 @@ func (m *Manager) kill(p *Process, reason string) {
 // faster than they can be looked at (a fork bomb) are stopped together with everything else for a moment.
 func (m *Manager) killTree(p *Process) {
 	begun := time.Now()
-	tree := &tree{root: p.pid, mark: ExecIDVariable + "=" + p.id, seen: map[identity]bool{}, hidden: map[identity]bool{}}
+	tree := newTree(p)
 	for time.Since(begun) < killTime {
 		m.mu.Lock()
-		tree.reaped = p.reaped
+		tree.reaped, tree.alone = p.reaped, m.ranAlone(p)
 		m.mu.Unlock()
 		var others []identity
 		if !m.stopTree(tree, begun.Add(politeTime)) {
@@ -152,13 +152,29 @@ func (m *Manager) halt() (stopped []identity) {
 // tree is what belongs to one command: its session, its group, their descendants, and whatever carries its mark in the environment.
 type tree struct {
 	root   int
-	reaped bool // the root has ended: its pid may be somebody else's by now
-	mark   string
+	reaped bool   // the root has ended: its pid may be somebody else's by now
+	mark   string // the command's id, which its processes have in their environment
+	alone  bool   // no other command ran since it began: an orphan that began later is its own
+	since  uint64
 	seen   map[identity]bool // belongs to it; also after its parent died
 	hidden map[identity]bool // looked at, and does not carry the mark
 	alive  []sys.Proc
 
 	ownsNumbers bool
+}
+
+func newTree(p *Process) *tree {
+	return &tree{root: p.pid, mark: p.id, since: p.ticks, seen: map[identity]bool{}, hidden: map[identity]bool{}}
+}
+
+// ranAlone says that no other command was running at any time since this one began. Call it under the lock.
+func (m *Manager) ranAlone(p *Process) bool {
+	for _, other := range m.order {
+		if other != p && other.pid > 0 && (!other.reaped || !other.ended.Before(p.started)) {
+			return false
+		}
+	}
+	return true
 }
 
 // scan looks at all processes and returns the members that were not known before.
@@ -204,7 +220,13 @@ func (t *tree) owns(p sys.Proc) bool {
 	if t.hidden[idOf(p)] || p.Dead() {
 		return false
 	}
-	if sys.HasEnv(p.PID, t.mark) {
+	mark, marked := sys.Env(p.PID, ExecIDVariable)
+	if mark == t.mark {
+		return true
+	}
+	// It has left session, group and parents, and shows no mark (env -i, a program that hides): when nobody else can have started it, it is ours.
+	// What an earlier command left running may have orphans too; those show that command's mark.
+	if !marked && t.alone && p.PPID == 1 && p.Start >= t.since {
 		return true
 	}
 	t.hidden[idOf(p)] = true

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"agentsandbox.dev/init/internal/apierr"
+	"agentsandbox.dev/init/internal/sys"
 )
 
 // Why a process ended (init/API.md, "Processes").
@@ -43,6 +44,7 @@ type Process struct {
 	lease   string // "" for a background process, and once its reader is gone
 	leased  bool
 	started time.Time
+	ticks   uint64 // when it was started, as /proc counts
 	ended   time.Time
 
 	dead      chan struct{} // closed when it was reaped
@@ -114,7 +116,7 @@ func (m *Manager) start(id string, s spec) (p *Process, created bool, err error)
 		}
 	}
 	p = &Process{
-		id: id, digest: digest, argv: s.Argv, cwd: s.Cwd, started: time.Now(), dead: make(chan struct{}), streams: map[*stream]struct{}{}, stopTimer: func() {},
+		id: id, digest: digest, argv: s.Argv, cwd: s.Cwd, started: time.Now(), ticks: sys.Ticks(), dead: make(chan struct{}), streams: map[*stream]struct{}{}, stopTimer: func() {},
 	}
 	_, _ = hex.Decode(p.raw[:], []byte(id))
 	if s.Lease != nil {

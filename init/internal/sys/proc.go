@@ -6,7 +6,13 @@ import (
 	"os"
 	"sort"
 	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
 )
+
+// ticksPerSecond is USER_HZ, the same on every machine that Go runs on.
+const ticksPerSecond = 100
 
 // Proc is one line of /proc: who it is and what it does.
 type Proc struct {
@@ -89,16 +95,25 @@ func ScanAll() ([]Proc, error) {
 	return found, nil
 }
 
-// HasEnv says whether the process was started with this entry (NAME=value) in its environment. A process that hides its environment has none.
-func HasEnv(pid int, entry string) bool {
+// Env is the value of a variable in the environment that a process was started with; ok is false when it has none, or hides its environment.
+func Env(pid int, name string) (value string, ok bool) {
 	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
 	if err != nil {
-		return false
+		return "", false
 	}
 	for _, one := range bytes.Split(data, []byte{0}) {
-		if string(one) == entry {
-			return true
+		if found, ok := strings.CutPrefix(string(one), name+"="); ok {
+			return found, true
 		}
 	}
-	return false
+	return "", false
+}
+
+// Ticks is the time since the boot in the unit of Proc.Start.
+func Ticks() uint64 {
+	var now unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
+		return 0
+	}
+	return uint64(now.Nano()) / (1e9 / ticksPerSecond)
 }

@@ -18,11 +18,14 @@ func TestThisProcessIsFoundAndItsEnvironmentRead(t *testing.T) {
 	if !ok || p.PPID != os.Getppid() || p.Dead() || p.Stopped() {
 		t.Fatalf("got %+v", p)
 	}
-	if HasEnv(os.Getpid(), "NO_SUCH_VARIABLE=1") {
-		t.Fatal("found what is not there")
+	if value, ok := Env(os.Getpid(), "NO_SUCH_VARIABLE"); ok {
+		t.Fatalf("found what is not there: %q", value)
 	}
-	if path := os.Getenv("PATH"); !HasEnv(os.Getpid(), "PATH="+path) {
-		t.Fatal("PATH is not found")
+	if path, ok := Env(os.Getpid(), "PATH"); !ok || path != os.Getenv("PATH") {
+		t.Fatalf("PATH is %q", path)
+	}
+	if now := Ticks(); p.Start > now || now-p.Start > 600*ticksPerSecond {
+		t.Fatalf("started at %d, and it is %d", p.Start, now)
 	}
 }
 

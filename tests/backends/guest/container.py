@@ -8,7 +8,7 @@ import platform
 import subprocess
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,9 @@ class PipeStream(httpcore.AsyncNetworkStream):
             raise httpcore.WriteError(str(error)) from error
 
     async def aclose(self) -> None:
-        self._in.close()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.process.wait(), 3)
-        if self.process.returncode is None:
-            self.process.kill()
-            await self.process.wait()
+        # Ends `docker exec` too, which may be stuck in writing what nobody reads.
         self.process._transport.close()  # type: ignore[attr-defined]
+        await self.process.wait()
 
     def get_extra_info(self, info: str) -> Any:
         if info != "is_readable":
