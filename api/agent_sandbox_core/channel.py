@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
-"""A short answer is at most 1 MiB of output frames or 256 KiB of them in base64; a list has no such bound and is streamed."""
+"""The largest usual one is 1 MiB of output frames."""
 OPEN_SECONDS = 10.0
 SHORT_SECONDS = 15.0
 """Longest wait for a short answer: the guest itself takes at most 2 s for a kill."""
@@ -103,6 +103,7 @@ class Request:
     headers: tuple[tuple[str, str], ...] = ()
     idempotent: bool = False
     seconds: float = SHORT_SECONDS
+    max_answer: int = MAX_ANSWER_BYTES
 
 
 @dataclass(slots=True)
@@ -145,8 +146,8 @@ class Channel:
             while (part := await self._next_data()) is not None:
                 parts.append(part)
                 size += len(part)
-                if size > MAX_ANSWER_BYTES:
-                    raise h11.RemoteProtocolError(f"an answer over {MAX_ANSWER_BYTES} bytes")
+                if size > request.max_answer:
+                    raise h11.RemoteProtocolError(f"an answer over {request.max_answer} bytes")
         answer.body = parts[0] if len(parts) == 1 else b"".join(parts)
         self.proven = True
         self._end()

@@ -33,4 +33,4 @@ cluster-load: ## put an image of buildah's or docker's into every node (IMAGE=na
 .PHONY: test-cluster
 test-cluster: venv ## bring the test cluster up with two nodes, prove it, take it down
 	$(CLUSTER) up --nodes 2
-	NAME=$(NAME) PROVIDER=$(PROVIDER) NODES=2 $(BIN)/pytest tests/cluster; status=$$?; $(CLUSTER) down; exit $$status
+	status=0; NAME=$(NAME) PROVIDER=$(PROVIDER) NODES=2 $(BIN)/pytest tests/cluster || status=$$?; $(CLUSTER) down; exit $$status

@@ -22,6 +22,8 @@ TREE_SECONDS = 120.0
 UNDO_SECONDS = 10.0
 MAX_LINE_BYTES = 64 * 1024
 MAX_ENTRIES = 1_000_000
+MAX_LIST_BYTES = 64 * 1024 * 1024
+"""Of a list on the control lane: some 400,000 entries."""
 JSON = (("Content-Type", "application/json"),)
 
 
@@ -69,7 +71,7 @@ class Files:
 
     async def list_dir(self, path: bytes) -> list[GuestFile]:
         """All entries, or an error: never a part of them."""
-        request = Request("GET", f"/v1/list?path={quote_path(check_path(path))}", idempotent=True, seconds=TREE_SECONDS)
+        request = Request("GET", f"/v1/list?path={quote_path(check_path(path))}", idempotent=True, seconds=TREE_SECONDS, max_answer=MAX_LIST_BYTES)
         if self._calls.bulk.busy:
             # A transfer may last long; a list of usual size costs the control lane a few milliseconds.
             return _parse_list((await self._calls.call(request)).body.splitlines())

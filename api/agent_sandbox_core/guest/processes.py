@@ -38,6 +38,8 @@ KILLED: Final = 137
 STILL_RUNS: Final = f"the command may still run; it is killed when the sandbox is reached again, else it ends within {LEASE_MS // 1000} s"
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 ExitReason = Callable[[str, str], None]
 """Told how each command ended: the reason of init/API.md and its message."""
 
@@ -186,7 +188,7 @@ class Processes:
             what["forget"] = list(self._forget)
             self._forget.clear()
         try:
-            return json.dumps(what, ensure_ascii=False, separators=(",", ":")).encode()
+            return _encode(what).encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest("command, env or workdir is not valid Unicode (a lone surrogate): send UTF-8") from error
 

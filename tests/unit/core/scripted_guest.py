@@ -84,9 +84,7 @@ class Process:
         command = self.body.get("command")
         argv = ["/bin/sh", "-c", command] if command is not None else self.body["argv"]
         pipe = asyncio.subprocess.PIPE
-        self.child = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
-        )
+        self.child = await asyncio.create_subprocess_exec(*argv, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True)
         if self.cause:
             self.kill(self.cause)
         timer = asyncio.get_running_loop().call_later(self.body["timeout_ms"] / 1000, self.kill, "timed_out")
@@ -223,9 +221,7 @@ class ScriptedGuest:
                 if method == "GET" and target.path.startswith("/v1/streams/"):
                     await self._stream(end, server, target.path.split("/")[3])
                     return
-                status, answer = await self._answer(
-                    method, target.path.split("/")[2:], {k: v[0] for k, v in parse_qs(target.query).items()}, body
-                )
+                status, answer = await self._answer(method, target.path.split("/")[2:], {k: v[0] for k, v in parse_qs(target.query).items()}, body)
                 if fault == "mute":
                     return
                 await self._send(end, server, status, answer)
@@ -270,11 +266,7 @@ class ScriptedGuest:
                     stream[process] = len(frames)
                 return 201, json.dumps(answer).encode()
             case ["GET", "processes", process]:
-                return (
-                    (200, json.dumps(self.processes[process].describe()).encode())
-                    if process in self.processes
-                    else error(404, "no_such_process")
-                )
+                return (200, json.dumps(self.processes[process].describe()).encode()) if process in self.processes else error(404, "no_such_process")
             case ["GET", "processes", process, "output"]:
                 frames = enumerate(self.processes[process].frames)
                 raw = bytes.fromhex(process)
@@ -310,9 +302,7 @@ class ScriptedGuest:
 
     async def _stream(self, end: MemoryStream, server: h11.Connection, stream: str) -> None:
         subscribed = self.streams[stream] = {}
-        await end.write(
-            server.send(h11.Response(status_code=200, headers=[("Sandbox-Boot-Id", self.boot), ("Transfer-Encoding", "chunked")])) or b""
-        )
+        await end.write(server.send(h11.Response(status_code=200, headers=[("Sandbox-Boot-Id", self.boot), ("Transfer-Encoding", "chunked")])) or b"")
         beat = asyncio.get_running_loop().time()
         try:
             while not end.closed:

@@ -133,9 +133,7 @@ async def test_a_timeout_keeps_the_output_and_is_no_success(guest: ChannelGuest)
 
 
 @pytest.mark.parametrize("fault", ["drop", "mute"])
-async def test_a_channel_that_breaks_under_a_start_never_runs_it_twice(
-    guest: ChannelGuest, far: ScriptedGuest, fault: str, tmp_path: object
-) -> None:
+async def test_a_channel_that_breaks_under_a_start_never_runs_it_twice(guest: ChannelGuest, far: ScriptedGuest, fault: str, tmp_path: object) -> None:
     await guest.run(command("true"), max_output_bytes=MIB)
     broken: list[str] = []
 
@@ -179,9 +177,7 @@ async def test_a_broken_event_stream_is_opened_again_and_goes_on_where_it_was(gu
     assert (result.exit_code, result.truncated) == (5, False)
 
 
-async def test_silence_of_the_event_stream_is_a_broken_one(
-    guest: ChannelGuest, far: ScriptedGuest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silence_of_the_event_stream_is_a_broken_one(guest: ChannelGuest, far: ScriptedGuest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events_module, "SILENCE_SECONDS", 0.3)
     result = await guest.run(command("sleep 1; echo late"), max_output_bytes=MIB)
     assert result.stdout == "late\n"
@@ -265,10 +261,7 @@ async def test_a_sandbox_that_does_not_open_a_channel_is_a_channel_error_or_what
 async def test_cancelling_a_command_kills_it_and_costs_no_channel(guest: ChannelGuest, far: ScriptedGuest, tmp_path: object) -> None:
     await guest.run(command("sleep 0.1"), max_output_bytes=MIB)
     opened = far.opened
-    runs = [
-        asyncio.create_task(guest.run(command(f"while :; do date >> {tmp_path}/tick; sleep 0.05; done"), max_output_bytes=MIB))
-        for _ in range(5)
-    ]
+    runs = [asyncio.create_task(guest.run(command(f"while :; do date >> {tmp_path}/tick; sleep 0.05; done"), max_output_bytes=MIB)) for _ in range(5)]
     await until(lambda: sum(process.exit is None for process in far.processes.values()) == 5)
     for run in runs:
         run.cancel()
@@ -297,9 +290,7 @@ async def test_closing_a_stream_early_kills_its_command(guest: ChannelGuest, far
     await until(lambda: all(process.exit for process in far.processes.values()))
 
 
-async def test_attached_commands_are_kept_alive_by_their_lease(
-    guest: ChannelGuest, far: ScriptedGuest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_attached_commands_are_kept_alive_by_their_lease(guest: ChannelGuest, far: ScriptedGuest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes_module, "RENEW_SECONDS", 0.05)
     await asyncio.gather(*(guest.run(command("sleep 0.5"), max_output_bytes=MIB) for _ in range(4)))
     assert len(far.leases) == 1
