@@ -17,11 +17,15 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="python3 -m tests.cluster", description="A real Kubernetes to test on.")
     top.add_argument("--name", default=os.environ.get("NAME") or "main", help="which cluster (NAME, default main)")
-    top.add_argument("--provider", default=os.environ.get("PROVIDER") or "own", choices=providers.NAMES, help="where it comes from (PROVIDER, default own)")
+    top.add_argument(
+        "--provider", default=os.environ.get("PROVIDER") or "own", choices=providers.NAMES, help="where it comes from (PROVIDER, default own)"
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add = commands.add_parser
     up = add("up", help="start it, or heal it; does nothing when it works")
-    up.add_argument("--nodes", type=int, default=int(os.environ.get("NODES") or 1), choices=range(1, MOST_NODES + 1), help="how many (NODES, default 1)")
+    up.add_argument(
+        "--nodes", type=int, default=int(os.environ.get("NODES") or 1), choices=range(1, MOST_NODES + 1), help="how many (NODES, default 1)"
+    )
     up.add_argument("--few-images", action="store_true", help="without the Python image: quicker, for tests of the cluster itself")
     add("down", help="end and remove everything of it")
     add("status", help="what runs and what is missing")

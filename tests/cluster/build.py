@@ -18,10 +18,6 @@ COMPILE_SECONDS = 3600
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
 KEPT_BUILDS = 3
 LOCAL_PATH = "github.com/rancher/local-path-provisioner"
-# gVisor's shim lowers its OOM score by a constant; a root without CAP_SYS_RESOURCE may not, and no pod would start. Everybody may set 0.
-GVISOR_FILES = {"runsc": "runsc", "shim": "containerd-shim-runsc-v1"}
-SHIM_FILE = "pkg/shim/v1/manager.go"
-SHIM_FROM, SHIM_TO = "cmd.Process.Pid, oomScoreMax)", "cmd.Process.Pid, 0)"
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ def programs() -> list[Program]:
     for command in made.commands:
         for package in command.packages:
             if command.name == "gvisor":
-                theirs.append(Program(GVISOR_FILES[package], f"./{package}", "gvisor", command.version))
+                theirs.append(Program(versions.GVISOR_FILES[package], f"./{package}", "gvisor", command.version))
             else:
                 file = command.name if package == "." else Path(package).name
                 path = f"{command.module}/{package}".removesuffix("/.")
@@ -112,7 +108,7 @@ def compile_program(go: str, program: Program, title: str) -> None:
         environment = os.environ | {
             "CGO_ENABLED": "1" if program.cgo else "0", "GOFLAGS": "", "GOWORK": "off", "GOTOOLCHAIN": "local", "GOBIN": work,
         }  # fmt: skip
-        flags = ["-trimpath", "-buildvcs=false", "-ldflags", link_flags()]
+        flags = [*versions.FLAGS, "-ldflags", versions.link_flags()]
         if program.tags:
             flags += ["-tags", program.tags]
         if program.source == "release":
@@ -132,15 +128,6 @@ def source_of(go: str, program: Program) -> Path:
     return gvisor_source(go) if program.source == "gvisor" else versions.PROGRAMS
 
 
-def link_flags() -> str:
-    """Without the version the node would report v0.0.0."""
-    version = versions.load().kubernetes
-    major, minor, _ = version.split(".")
-    package = "k8s.io/component-base/version"
-    stamps = [f"-X {package}.gitVersion=v{version}", f"-X {package}.gitMajor={major}", f"-X {package}.gitMinor={minor}"]
-    return " ".join(["-s", "-w", *stamps, f"-X k8s.io/client-go/pkg/version.gitVersion=v{version}"])
-
-
 def gvisor_source(go: str) -> Path:
     """A copy of gVisor's source with the one constant changed; both of its programs are built from it."""
     target = folder() / "gvisor"
@@ -150,15 +137,17 @@ def gvisor_source(go: str) -> Path:
     work = folder() / "new-gvisor"
     work.mkdir(exist_ok=True)
     shown = run(go, "mod", "download", "-json", f"{module.module}@{module.version}", seconds=900, cwd=work)
-    text = (Path(json.loads(shown.stdout)["Dir"]) / SHIM_FILE).read_text()
-    if text.count(SHIM_FROM) != 1:
-        raise ClusterError(f"{SHIM_FILE} of gVisor {module.version} is not as expected: see how it sets the OOM score, and adapt SHIM_FROM in build.py")
+    text = (Path(json.loads(shown.stdout)["Dir"]) / versions.SHIM_FILE).read_text()
+    if text.count(versions.SHIM_FROM) != 1:
+        raise ClusterError(
+            f"{versions.SHIM_FILE} of gVisor {module.version} is not as expected: see how it sets the OOM score, and adapt SHIM_FROM in versions.py"
+        )
     shutil.rmtree(work)
     # The module cache is read-only; contents are copied without its modes.
     shutil.copytree(json.loads(shown.stdout)["Dir"], work, copy_function=shutil.copyfile)
     for path in (work, *(path for path in work.rglob("*") if path.is_dir())):
         path.chmod(0o755)
-    (work / SHIM_FILE).write_text(text.replace(SHIM_FROM, SHIM_TO))
+    (work / versions.SHIM_FILE).write_text(text.replace(versions.SHIM_FROM, versions.SHIM_TO))
     work.replace(target)
     return target
 

@@ -38,7 +38,11 @@ AUDIT_POLICY = {
         {"level": "Metadata", "resources": [{"group": "", "resources": ["secrets", "serviceaccounts/token"]}]},
         {"level": "None", "resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}]},
         {"level": "None", "userGroups": ["system:nodes", "system:serviceaccounts:kube-system"], "verbs": ["get", "list", "watch"]},
-        {"level": "None", "users": ["system:kube-scheduler", "system:kube-controller-manager", "system:kube-proxy"], "verbs": ["get", "list", "watch"]},
+        {
+            "level": "None",
+            "users": ["system:kube-scheduler", "system:kube-controller-manager", "system:kube-proxy"],
+            "verbs": ["get", "list", "watch"],
+        },
         {"level": "Metadata"},
     ],
 }

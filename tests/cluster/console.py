@@ -39,13 +39,26 @@ def tail(path: Path, lines: int = TAIL_LINES) -> str:
 
 
 def run(
-    *argv: str | Path, seconds: float = 60, env: Mapping[str, str] | None = None, stdin: str | None = None, check: bool = True, cwd: Path | None = None
+    *argv: str | Path,
+    seconds: float = 60,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    check: bool = True,
+    cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a short command and returns its outcome; its failure or lateness is a ClusterError with what it said."""
     words = [str(word) for word in argv]
     try:
         done = subprocess.run(
-            words, capture_output=True, text=True, timeout=seconds, env=env, cwd=cwd, check=False, errors="replace", **({"input": stdin} if stdin is not None else {"stdin": subprocess.DEVNULL})
+            words,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env=env,
+            cwd=cwd,
+            check=False,
+            errors="replace",
+            **({"input": stdin} if stdin is not None else {"stdin": subprocess.DEVNULL}),
         )
     except subprocess.TimeoutExpired as error:
         raise ClusterError(f"{' '.join(words)[:300]} did not end within {seconds:.0f} s") from error
@@ -110,7 +123,9 @@ def locked(path: Path, *, seconds: float, what: str) -> Iterator[None]:
                 handle.seek(0)
                 holder = handle.read().strip() or "unknown"
                 if time.monotonic() > deadline:
-                    raise ClusterError(f"{what} is being worked on by process {holder}, for more than {seconds:.0f} s: wait for it or end it") from None
+                    raise ClusterError(
+                        f"{what} is being worked on by process {holder}, for more than {seconds:.0f} s: wait for it or end it"
+                    ) from None
                 if not told:
                     say(f"{what} is being worked on by process {holder}: waiting for it")
                     told = True

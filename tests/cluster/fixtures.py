@@ -22,7 +22,7 @@ from tests.cluster.kubectl import Kubectl
 from tests.cluster.layout import Node
 
 GONE_SECONDS = 60.0
-REPORTS = pytest.StashKey[dict[str, pytest.CollectReport | pytest.TestReport]]()
+REPORTS = pytest.StashKey[dict[str, pytest.TestReport]]()
 ARTIFACTS = Path(__file__).resolve().parents[1] / "artifacts" / "cluster"
 PUBLIC_IMAGES = {"python": "python:3.12-slim", "busybox": "busybox:1.36", "static": "registry.k8s.io/pause:3.10"}
 
@@ -144,5 +144,5 @@ def namespace(cluster: Cluster, departures: Departures, request: pytest.FixtureR
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Lets fixtures know at their end how the test went."""
     report = yield
-    item.stash.setdefault(REPORTS, {})[report.when or "call"] = report
+    item.stash.setdefault(REPORTS, {})[report.when] = report
     return report

@@ -20,7 +20,7 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tests.cluster import build, versions
 from tests.cluster.console import locked, run_logged, say
@@ -45,7 +45,9 @@ class Image:
         return build.folder() / "images" / f"{self.name.removeprefix('localhost/').replace(':', '-')}.tar"
 
 
-def packed(*files: tuple[str, Path, int], links: dict[str, str] | None = None, texts: dict[str, str] | None = None, folders: tuple[str, ...] = ()) -> bytes:
+def packed(
+    *files: tuple[str, Path, int], links: dict[str, str] | None = None, texts: dict[str, str] | None = None, folders: tuple[str, ...] = ()
+) -> bytes:
     """A layer: files of root, symbolic links, small texts and folders that everybody may write."""
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w") as tar:
@@ -112,7 +114,7 @@ def ensure(*, few: bool = False) -> list[Path]:
         with locked(versions.cache_dir() / "images.lock", seconds=2 * DEBOOTSTRAP_SECONDS, what="the test images"):
             for image in images:
                 if not image.archive.exists():
-                    write(image)
+                    write(image, image.archive)
                     say(f"image {image.name}: {image.archive.stat().st_size / 1e6:.0f} MB")
     return [image.archive for image in images]
 
@@ -123,12 +125,12 @@ def portable() -> list[Path]:
     return [image.archive for image in catalogue() if image.name not in {"localhost/pause:1", "localhost/coredns:1"}]
 
 
-def write(image: Image) -> None:
+def write(image: Image, archive: Path) -> None:
     """Writes one archive, in one step: manifest.json, the configuration, the layer."""
-    image.archive.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = image.archive.with_suffix(f".{os.getpid()}")
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = archive.with_suffix(f".{os.getpid()}")
     content = image.layer()
-    layer: IO[bytes] = content.open("rb") if isinstance(content, Path) else io.BytesIO(content)
+    layer: io.BufferedReader | io.BytesIO = content.open("rb") if isinstance(content, Path) else io.BytesIO(content)
     try:
         with layer, tarfile.open(unfinished, "w") as tar:
             digest = hashlib.file_digest(layer, "sha256").hexdigest()
@@ -151,6 +153,6 @@ def write(image: Image) -> None:
             entry = tarfile.TarInfo(f"{digest}.tar")
             entry.size = size
             tar.addfile(entry, layer)
-        unfinished.replace(image.archive)
+        unfinished.replace(archive)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -69,7 +69,9 @@ class Kubectl:
     def delete(self, kind: str, *names: str, wait: bool = True, seconds: float = 60, now: bool = False) -> None:
         """Deletes objects; those that are gone already are fine."""
         hurry = ["--grace-period=0", "--force"] if now else []
-        self.run("delete", kind, *names, "--ignore-not-found", f"--wait={str(wait).lower()}", f"--timeout={seconds:.0f}s", *hurry, seconds=seconds + 10)
+        self.run(
+            "delete", kind, *names, "--ignore-not-found", f"--wait={str(wait).lower()}", f"--timeout={seconds:.0f}s", *hurry, seconds=seconds + 10
+        )
 
     def wait(self, condition: str, *what: str, seconds: float = 60) -> None:
         """`kubectl wait --for=…`; lateness tells what the objects look like."""

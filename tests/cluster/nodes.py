@@ -143,9 +143,7 @@ def ensure_supervisor(node: Node) -> int:
         pid = processes.supervisors(node.cluster).get(node.name)
         return pid if pid is not None and (node.folder / "status.json").exists() else None
 
-    pid = wait_for(
-        f"start of {node.name}", started, seconds=SUPERVISOR_SECONDS, every=0.05, explain=lambda: f"; the end of {log}:\n{tail(log)}"
-    )
+    pid = wait_for(f"start of {node.name}", started, seconds=SUPERVISOR_SECONDS, every=0.05, explain=lambda: f"; the end of {log}:\n{tail(log)}")
     assert pid is not None
     return pid
 
@@ -228,7 +226,9 @@ def order(node: Node, what: str, component: str) -> None:
             control.sendall(json.dumps({"do": what, "component": component}).encode())
             answer = json.loads(control.recv(65536))
         except (OSError, ValueError) as error:
-            raise ClusterError(f"the supervisor of {node.name} does not answer ({error}); the end of its log:\n{tail(node.log('supervisor'))}") from error
+            raise ClusterError(
+                f"the supervisor of {node.name} does not answer ({error}); the end of its log:\n{tail(node.log('supervisor'))}"
+            ) from error
     if answer["problem"]:
         raise ClusterError(answer["problem"])
 

@@ -88,7 +88,9 @@ def up(name: str, count: int, *, few_images: bool = False) -> Record:
     Layout(name, 0).nodes(count)
     known = find(name)
     if known is not None and known.digest != versions.digest() and processes.supervisors(name):
-        raise ClusterError(f"cluster {name} runs another build than versions.toml and programs/ say now: take it down first (make cluster-down NAME={name})")
+        raise ClusterError(
+            f"cluster {name} runs another build than versions.toml and programs/ say now: take it down first (make cluster-down NAME={name})"
+        )
     if known is not None and known.count >= count and known.digest == versions.digest() and works(known):
         say(f"cluster {name} is up ({known.count} {'node' if known.count == 1 else 'nodes'}); KUBECONFIG={known.layout.kubeconfig}")
         return known
@@ -146,7 +148,11 @@ def wait_until_works(record: Record) -> None:
 
     members = record.layout.nodes(record.count)
     wait_for(
-        f"cluster {record.layout.name}", complete, seconds=READY_SECONDS, every=0.3, explain=lambda: f"; missing: {'; '.join(missing)}\n{troubles(members)}"
+        f"cluster {record.layout.name}",
+        complete,
+        seconds=READY_SECONDS,
+        every=0.3,
+        explain=lambda: f"; missing: {'; '.join(missing)}\n{troubles(members)}",
     )
 
 
@@ -162,9 +168,13 @@ def shortcomings(record: Record) -> list[str]:
     """What a user of the cluster would miss, in words."""
     layout = record.layout
     members = layout.nodes(record.count)
-    missing = [f"{node.name} runs no {name}" for node in members for name, state in nodes.states(node).items() if state["wanted"] and state["pid"] is None]
+    missing = [
+        f"{node.name} runs no {name}" for node in members for name, state in nodes.states(node).items() if state["wanted"] and state["pid"] is None
+    ]
     control = kubectl(layout)
-    asked = control.run("get", "nodes,csinodes,deployments.apps,serviceaccounts", "--all-namespaces", "--output=json", "--request-timeout=10s", check=False)
+    asked = control.run(
+        "get", "nodes,csinodes,deployments.apps,serviceaccounts", "--all-namespaces", "--output=json", "--request-timeout=10s", check=False
+    )
     if asked.returncode != 0:
         return [*missing, f"the API server does not answer: {asked.stderr.strip()[-300:]}"]
     found = {(item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"]): item for item in json.loads(asked.stdout)["items"]}
@@ -190,7 +200,9 @@ def troubles(members: Sequence[Node]) -> str:
     for node in members:
         for name, state in nodes.states(node).items():
             if state["pid"] is None or state["restarts"]:
-                told.append(f"--- {name} on {node.name} (restarts {state['restarts']}, last exit {state['last_exit']}), the end of its log:\n{tail(node.log(name), 8)}")
+                told.append(
+                    f"--- {name} on {node.name} (restarts {state['restarts']}, last exit {state['last_exit']}), the end of its log:\n{tail(node.log(name), 8)}"
+                )
     return "\n".join(told) or "(every component runs)"
 
 
@@ -218,7 +230,9 @@ def ctr(node: Node, *words: str, seconds: float = 30, check: bool = True) -> str
 def import_missing(node: Node, archives: Sequence[Path]) -> None:
     """Imports those archives that the node does not have yet; what it has is remembered beside it."""
     done = node.folder / "imported"
-    wait_for(f"containerd on {node.name}", lambda: containerd_ready(node), seconds=30, explain=lambda: f"; its log ends:\n{tail(node.log('containerd'))}")
+    wait_for(
+        f"containerd on {node.name}", lambda: containerd_ready(node), seconds=30, explain=lambda: f"; its log ends:\n{tail(node.log('containerd'))}"
+    )
     for archive in archives:
         stamp = f"{archive} {archive.stat().st_mtime_ns}\n"
         if not done.exists() or stamp not in done.read_text():
@@ -294,14 +308,18 @@ def export(image: str, archive: Path) -> Path:
         if done.returncode == 0:
             return archive
         tried.append(f"docker: {done.stderr.strip()[-300:]}")
-    raise ClusterError(f"{image} is no file, and neither buildah nor docker has an image of that name\n" + "\n".join(tried or ["(neither is installed)"]))
+    raise ClusterError(
+        f"{image} is no file, and neither buildah nor docker has an image of that name\n" + "\n".join(tried or ["(neither is installed)"])
+    )
 
 
 def status(record: Record) -> list[str]:
     """Lines for people."""
     layout = record.layout
     running = processes.supervisors(layout.name)
-    lines = [f"cluster {layout.name}: {record.count} nodes, kubeconfig {layout.kubeconfig}, pods {layout.pods_range}, services {layout.services_range}"]
+    lines = [
+        f"cluster {layout.name}: {record.count} nodes, kubeconfig {layout.kubeconfig}, pods {layout.pods_range}, services {layout.services_range}"
+    ]
     for node in layout.nodes(record.count):
         lines.append(f"  {node.name} {node.address}: {f'process {running[node.name]}' if node.name in running else 'does not run'}")
         if node.name in running:

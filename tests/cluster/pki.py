@@ -27,8 +27,9 @@ def issue(ca: Path, folder: Path, name: str, subject: str, extensions: str) -> N
     key, request, config = folder / f"{name}.key", folder / f"{name}.csr", folder / f"{name}.ext"
     config.write_text(extensions)
     run("openssl", "req", "-new", *KEY, "-keyout", key, "-out", request, "-subj", subject)
-    signer = ["-CA", ca / "ca.crt", "-CAkey", ca / "ca.key", "-CAcreateserial", "-days", DAYS, "-extfile", config]
-    run("openssl", "x509", "-req", "-in", request, "-out", folder / f"{name}.crt", *signer)
+    signed = folder / f"{name}.crt"
+    signer = ("-CA", ca / "ca.crt", "-CAkey", ca / "ca.key", "-CAcreateserial")
+    run("openssl", "x509", "-req", "-in", request, "-out", signed, *signer, "-days", DAYS, "-extfile", config)
     request.unlink()
     config.unlink()
 

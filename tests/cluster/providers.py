@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -97,9 +96,22 @@ class Kind:
         path.parent.mkdir(parents=True, exist_ok=True)
         if self.cluster(name) not in self.kind("get", "clusters").split():
             roles = ["control-plane", *["worker"] * (count - 1)]
-            config = "kind: Cluster\napiVersion: kind.x-k8s.io/v1alpha4\nfeatureGates: {ImageVolume: true}\nnodes:\n" + "".join(f"- role: {role}\n" for role in roles)
+            config = "kind: Cluster\napiVersion: kind.x-k8s.io/v1alpha4\nfeatureGates: {ImageVolume: true}\nnodes:\n" + "".join(
+                f"- role: {role}\n" for role in roles
+            )
             say("kind makes the cluster (it pulls a node image the first time)")
-            self.kind("create", "cluster", "--name", self.cluster(name), "--kubeconfig", str(path), "--wait=180s", "--config=-", seconds=KIND_SECONDS, stdin=config)
+            self.kind(
+                "create",
+                "cluster",
+                "--name",
+                self.cluster(name),
+                "--kubeconfig",
+                str(path),
+                "--wait=180s",
+                "--config=-",
+                seconds=KIND_SECONDS,
+                stdin=config,
+            )
         path.write_text(self.kind("get", "kubeconfig", "--name", self.cluster(name)))
         path.chmod(0o600)
         for image in images.portable():
@@ -151,7 +163,9 @@ class Existing:
 def any_kubectl() -> str:
     """The machine's kubectl, or ours when it is built."""
     ours = build.binaries() / "kubectl"
-    return shutil.which("kubectl") or (str(ours) if ours.exists() else required("kubectl", "install it, or build ours: python3 -m tests.cluster build"))
+    return shutil.which("kubectl") or (
+        str(ours) if ours.exists() else required("kubectl", "install it, or build ours: python3 -m tests.cluster build")
+    )
 
 
 PROVIDERS: dict[str, Callable[[], Provider]] = {"own": Own, "kind": Kind, "existing": Existing}

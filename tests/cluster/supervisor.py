@@ -173,7 +173,7 @@ class Supervisor:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    preexec_fn=default_signals,
+                    preexec_fn=default_signals,  # noqa: PLW1509 - one thread only
                 )
             except OSError as error:
                 # Process 1 must outlive a program that cannot be run.

@@ -44,12 +44,12 @@ def up() -> str:
 
 def namespaces_of(pids: set[int]) -> set[str]:
     """Namespaces of these processes that are not ours, as `net:[number]`."""
-    ours = {os.readlink(f"/proc/self/ns/{kind}") for kind in KINDS}
+    ours = {str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in KINDS}
     found = set()
     for pid in pids:
         for kind in KINDS:
             try:
-                found.add(os.readlink(f"/proc/{pid}/ns/{kind}"))
+                found.add(str(Path(f"/proc/{pid}/ns/{kind}").readlink()))
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
     return found - ours
@@ -81,7 +81,9 @@ class Traces:
         if self.layout is not None:
             found += [f"link {node.link}" for node in self.layout.nodes(4) if node.link in nodes.links(None)]
             prefixes = [text.rsplit(".", 1)[0] + "." for text in (self.layout.nodes_range, self.layout.services_range, self.layout.node(1).pods)]
-            found += [f"route {line}" for line in output("ip", "route", "show", "table", "all").splitlines() if any(prefix in line for prefix in prefixes)]
+            found += [
+                f"route {line}" for line in output("ip", "route", "show", "table", "all").splitlines() if any(prefix in line for prefix in prefixes)
+            ]
             found += [f"rule {line}" for line in output("iptables-save").splitlines() if any(prefix in line for prefix in prefixes)]
         return found
 

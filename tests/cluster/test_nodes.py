@@ -36,11 +36,19 @@ def preferring(node: str) -> Object:
     return {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": wish}]}}}
 
 
-def where(kubectl: Kubectl, name: str) -> tuple[str, str]:
-    """(pod, node) of a deployment's only living pod, once it is ready; ("", "") before."""
+def placed(kubectl: Kubectl, name: str, *, within: float) -> tuple[str, str]:
+    """(pod, node) of a deployment's only living pod, as soon as it is ready."""
+    eventually(lambda: where(kubectl, name), within=within, every=0.3, why=f"the only pod of {name} is ready")
+    found = where(kubectl, name)
+    assert found is not None
+    return found
+
+
+def where(kubectl: Kubectl, name: str) -> tuple[str, str] | None:
+    """The same, looked at once."""
     living = [item for item in kubectl.list("pods", selector=f"app={name}") if "deletionTimestamp" not in item["metadata"]]
     ready = [item for item in living if any(c["type"] == "Ready" and c["status"] == "True" for c in item["status"].get("conditions", []))]
-    return (ready[0]["metadata"]["name"], ready[0]["spec"]["nodeName"]) if len(living) == len(ready) == 1 else ("", "")
+    return (ready[0]["metadata"]["name"], ready[0]["spec"]["nodeName"]) if len(living) == len(ready) == 1 else None
 
 
 def test_pods_of_different_nodes_reach_each_other_and_services(cluster: Cluster, namespace: Kubectl, second: Node) -> None:
@@ -54,11 +62,11 @@ def test_pods_of_different_nodes_reach_each_other_and_services(cluster: Cluster,
 def test_a_drain_moves_a_pod_and_its_disk_to_the_other_node(cluster: Cluster, namespace: Kubectl, second: Node) -> None:
     spec = {**preferring(second.name), "securityContext": {"fsGroup": 1000}}
     namespace.apply(claim("work", "disk"), deployment("app", cluster.image("python"), 1, *FOREVER, claim="work", **spec))
-    name, node = eventually(lambda: where(namespace, "app") if where(namespace, "app")[0] else None, within=60)
+    name, node = placed(namespace, "app", within=60)
     assert node == second.name
     run_in(namespace, name, "sh", "-c", "echo moved > /data/file && sync")
     namespace.run("drain", second.name, "--pod-selector=app=app", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s", seconds=90)
-    name, node = eventually(lambda: where(namespace, "app") if where(namespace, "app")[0] else None, within=90)
+    name, node = placed(namespace, "app", within=90)
     assert node == "node1"
     assert run_in(namespace, name, "cat", "/data/file") == "moved\n"
 
@@ -71,7 +79,11 @@ def test_a_disk_is_attached_to_one_node_at_a_time(cluster: Cluster, namespace: K
     namespace.apply(pod("two", python, *FOREVER, claim="work", **at(second.name), **group))
 
     def complaints() -> list[str]:
-        return [event["message"] for event in namespace.list("events") if event["involvedObject"]["name"] == "two" and "Multi-Attach error" in event["message"]]
+        return [
+            event["message"]
+            for event in namespace.list("events")
+            if event["involvedObject"]["name"] == "two" and "Multi-Attach error" in event["message"]
+        ]
 
     eventually(complaints, within=30, why="the second node is told that the disk is attached elsewhere")
     namespace.delete("pod", "one")
@@ -79,16 +91,18 @@ def test_a_disk_is_attached_to_one_node_at_a_time(cluster: Cluster, namespace: K
     assert run_in(namespace, "two", "cat", "/data/file") == "first\n"
 
 
-def test_a_lost_node_is_noticed_and_its_pod_moves_once_the_node_is_declared_out_of_service(cluster: Cluster, namespace: Kubectl, second: Node) -> None:
+def test_a_lost_node_is_noticed_and_its_pod_moves_once_the_node_is_declared_out_of_service(
+    cluster: Cluster, namespace: Kubectl, second: Node
+) -> None:
     spec = {**preferring(second.name), "securityContext": {"fsGroup": 1000}}
     namespace.apply(claim("work", "disk"), deployment("app", cluster.image("python"), 1, *FOREVER, claim="work", **spec))
-    name, node = eventually(lambda: where(namespace, "app") if where(namespace, "app")[0] else None, within=60)
+    name, node = placed(namespace, "app", within=60)
     assert node == second.name
     run_in(namespace, name, "sh", "-c", "echo survived > /data/file && sync")
     nodes.power_off(second)
     cluster.kubectl.wait("condition=Ready=Unknown", f"node/{second.name}", seconds=60)
     cluster.kubectl.run("taint", "node", second.name, "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
-    name, node = eventually(lambda: where(namespace, "app") if where(namespace, "app")[0] else None, within=120, every=0.5)
+    name, node = placed(namespace, "app", within=120)
     assert node == "node1"
     assert run_in(namespace, name, "cat", "/data/file") == "survived\n"
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from tests.cluster import objects, versions
+from tests.cluster import images, objects, own, versions
 from tests.cluster.fixtures import Cluster
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.objects import FOREVER, claim, pod, policy, service
@@ -112,8 +114,8 @@ def test_a_default_deny_policy_blocks_and_an_allowance_allows(cluster: Cluster, 
     start(namespace, service("web", 8080, {"role": "web"}), pod("web", python, *SERVE, labels={"role": "web"}), friend, stranger)
     address = namespace.get("pod", "web")["status"]["podIP"]
     for client in ("friend", "stranger"):
-        eventually(lambda client=client: reaches(namespace, client, address), within=30, why=f"{client} reaches web without any policy")
-        eventually(lambda client=client: reaches(namespace, client, "web"), within=30, why=f"{client} reaches web by its service's name")
+        for host in (address, "web"):
+            eventually(partial(reaches, namespace, client, host), within=30, why=f"{client} reaches {host} without any policy")
 
     namespace.apply(policy("deny-all", {}, "Ingress"))
     eventually(lambda: not reaches(namespace, "friend", address), within=30, why="the policy blocks")
@@ -199,6 +201,17 @@ def test_test_images_have_the_users_they_promise(cluster: Cluster, namespace: Ku
     assert run_in(namespace, "root", "id", "-u") == "0\n"
     assert run_in(namespace, "user", "id", "-u") == "1000\n"
     assert run_in(namespace, "user", "git", "--version").startswith("git version")
+
+
+def test_a_loaded_image_runs_on_every_node_without_a_registry(cluster: Cluster, namespace: Kubectl, tmp_path: Path) -> None:
+    cluster.needs_own()
+    content = images.packed(("hello", images.binary("static"), 0o755))
+    loaded = images.Image("localhost/loaded:1", lambda: content, {"Entrypoint": ["/hello"], "User": "4711"})
+    images.write(loaded, tmp_path / "loaded.tar")
+    own.load(cluster.record, str(tmp_path / "loaded.tar"))
+    for node in cluster.record.layout.nodes(cluster.record.count):
+        start(namespace, pod(node.name, loaded.name, nodeSelector={"kubernetes.io/hostname": node.name}))
+        assert namespace.logs(node.name).startswith("static uid=4711 ")
 
 
 def test_the_audit_log_tells_who_made_what(cluster: Cluster, namespace: Kubectl) -> None:

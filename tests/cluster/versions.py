@@ -21,6 +21,12 @@ TOOLS = ("github.com/rancher/local-path-provisioner", "helm.sh/helm/v3/cmd/helm"
 # Modules of the Kubernetes release, required at v0.0.0 by k8s.io/kubernetes and ours to pin.
 STAGING = re.compile(r"^\s+(k8s\.io/[a-z0-9-]+) v0\.0\.0(?: |$)", re.MULTILINE)
 
+FLAGS = ("-trimpath", "-buildvcs=false")
+GVISOR_FILES = {"runsc": "runsc", "shim": "containerd-shim-runsc-v1"}
+# gVisor's shim lowers its OOM score by a constant; a root without CAP_SYS_RESOURCE may not, and no pod would start. Everybody may set 0.
+SHIM_FILE = "pkg/shim/v1/manager.go"
+SHIM_FROM, SHIM_TO = "cmd.Process.Pid, oomScoreMax)", "cmd.Process.Pid, 0)"
+
 
 @dataclass(frozen=True)
 class Command:
@@ -62,13 +68,22 @@ def load() -> Versions:
     return Versions(raw["go"]["oldest"], raw["go"]["wheel"], raw["kubernetes"]["version"], raw["modules"], commands, apt)
 
 
+def link_flags() -> str:
+    """Without the version the node would report v0.0.0."""
+    version = load().kubernetes
+    major, minor, _ = version.split(".")
+    package = "k8s.io/component-base/version"
+    stamps = [f"-X {package}.gitVersion=v{version}", f"-X {package}.gitMajor={major}", f"-X {package}.gitMinor={minor}"]
+    return " ".join(["-s", "-w", *stamps, f"-X k8s.io/client-go/pkg/version.gitVersion=v{version}"])
+
+
 @functools.cache
 def digest() -> str:
-    """Changes with everything that changes a binary: the versions, our programs, how they are built, the machine's architecture."""
-    total = hashlib.sha256(platform.machine().encode())
+    """Changes with everything that changes a binary: the versions, how they are built, our programs, the machine's architecture."""
     versions = load()
-    total.update(json.dumps([versions.kubernetes, versions.modules, [vars(c) for c in versions.commands]], sort_keys=True).encode())
-    for path in [HERE / "build.py", *sorted(PROGRAMS.rglob("*"))]:
+    recipe = [versions.modules, [vars(command) for command in versions.commands], FLAGS, link_flags(), SHIM_FILE, SHIM_FROM, SHIM_TO]
+    total = hashlib.sha256(json.dumps([platform.machine(), *recipe], sort_keys=True).encode())
+    for path in sorted(PROGRAMS.rglob("*")):
         if path.is_file():
             total.update(f"{path.name}\0".encode() + path.read_bytes())
     return total.hexdigest()[:16]
@@ -91,7 +106,13 @@ def lock(go: str) -> None:
         "k8s.io/kubectl": versions.staging,
         **versions.modules,
     }
-    lines = ["// Written by `python3 -m tests.cluster lock` from versions.toml.", "module cluster.test/programs", "", f"go {versions.oldest_go}.0", ""]
+    lines = [
+        "// Written by `python3 -m tests.cluster lock` from versions.toml.",
+        "module cluster.test/programs",
+        "",
+        f"go {versions.oldest_go}.0",
+        "",
+    ]
     lines += ["require (", *(f"\t{module} {version}" for module, version in sorted(modules.items())), ")", ""]
     lines += ["replace (", *(f"\t{module} => {module} {versions.staging}" for module in sorted(set(STAGING.findall(required)))), ")", ""]
     lines += ["tool (", *(f"\t{tool}" for tool in TOOLS), ")", ""]

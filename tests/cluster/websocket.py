@@ -7,7 +7,7 @@ import json
 import ssl
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from urllib.parse import urlencode, urlsplit
 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
 
 from tests.cluster.console import ClusterError
 from tests.cluster.kubectl import Kubectl
 
-PROTOCOL = "v5.channel.k8s.io"
+PROTOCOL = Subprotocol("v5.channel.k8s.io")
 STDIN, STDOUT, STDERR, ERROR, CLOSE = 0, 1, 2, 3, 255
 
 
@@ -49,6 +50,7 @@ class Exec:
         self.connection = connection
         self.seconds = seconds
         self.protocol = connection.subprotocol
+        self.ended = False
 
     def send(self, data: bytes) -> None:
         """Writes to its standard input."""
@@ -67,9 +69,11 @@ class Exec:
                 raise ClusterError(f"the command was silent for {self.seconds:.0f} s") from None
             if isinstance(message, str):
                 raise ClusterError(f"a text frame, which the protocol does not have: {message[:200]}")
-            if message:
-                yield message[0], message[1:]
-            if message and message[0] == ERROR:
+            if not message:
+                continue
+            self.ended = message[0] == ERROR
+            yield message[0], message[1:]
+            if self.ended:
                 return
 
     def finish(self) -> Outcome:
@@ -110,12 +114,14 @@ def exec_in(kubectl: Kubectl, pod: str, *argv: str, stdin: bool = False, seconds
     server = urlsplit(cluster["server"])
     query = urlencode([("stdout", "true"), ("stderr", "true"), ("stdin", str(stdin).lower()), *(("command", word) for word in argv)])
     url = f"wss://{server.netloc}{server.path.rstrip('/')}/api/v1/namespaces/{kubectl.namespace}/pods/{pod}/exec?{query}"
-    connection = connect(
-        url, ssl=tls_of(cluster, user), subprotocols=[PROTOCOL], additional_headers=headers, proxy=None, open_timeout=seconds, close_timeout=5, max_size=None
-    )  # fmt: skip
+    command: Exec | None = None
     try:
-        yield Exec(connection, seconds)
-    finally:
-        # The server may drop the connection right behind its last frame, without a closing handshake.
-        with suppress(ConnectionClosed):
-            connection.close()
+        with connect(
+            url, ssl=tls_of(cluster, user), subprotocols=[PROTOCOL], additional_headers=headers, proxy=None, open_timeout=seconds, max_size=None
+        ) as connection:
+            command = Exec(connection, seconds)
+            yield command
+    except ConnectionClosed:
+        # The server may drop the connection right behind its last frame, without a closing handshake. Before that frame it is a failure.
+        if command is None or not command.ended:
+            raise

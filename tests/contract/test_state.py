@@ -12,8 +12,6 @@ from tests.support.lifecycle import strays
 from tests.support.server import Facade
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.needs("processes")
-
 TREE = r"""
 set -e
 mkdir -p empty empty2/nested dir shut
@@ -39,6 +37,7 @@ def wipe(api: Api, sandbox: str) -> None:
     assert api.sh(sandbox, WIPE) == ""
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STATE-001", "B10")
 def test_a_restore_is_the_same_tree_every_time(api: Api, box: str) -> None:
     api.sh(box, TREE)
@@ -62,6 +61,7 @@ def test_a_restore_is_the_same_tree_every_time(api: Api, box: str) -> None:
     assert look(api, api.fork(second)["id"]) == tree2
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STATE-002")
 def test_hard_links_sparse_files_times_and_attributes_survive(api: Api, box: str) -> None:
     script = """
@@ -92,6 +92,7 @@ print([os.getxattr("a",x).hex() for x in os.listxattr("a")])
     assert api.sh(api.fork(row["id"])["id"], ["python3", "-c", facts]) == before
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STATE-003")
 def test_sockets_and_pipes_are_left_out_of_a_snapshot(api: Api, box: str) -> None:
     api.sh(box, "mkfifo pipe; python3 -c 'import socket;socket.socket(socket.AF_UNIX).bind(\"sock\")'; echo x > f")
@@ -101,6 +102,7 @@ def test_sockets_and_pipes_are_left_out_of_a_snapshot(api: Api, box: str) -> Non
     assert api.names(box) == ["f"]
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STATE-004")
 def test_rollback_ends_every_process(api: Api, box: str) -> None:
     snapshot = api.snap(box)["id"]
@@ -114,6 +116,7 @@ def test_rollback_ends_every_process(api: Api, box: str) -> None:
     assert api.sh(box, "echo works") == "works\n"
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STATE-005")
 def test_rollback_covers_every_writable_mount(api: Api, box: str) -> None:
     """Every place where the user can write is found by looking, so that a new mount cannot be forgotten."""
@@ -126,6 +129,7 @@ def test_rollback_covers_every_writable_mount(api: Api, box: str) -> None:
     assert left == "", f"left after a rollback in {places}: {left}"
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STATE-006")
 def test_rollback_empties_ipc_objects(api: Api, box: str) -> None:
     make = """
@@ -146,6 +150,7 @@ open("/dev/shm/kept","w").write("x")
     assert api.sh(box, count) == clean
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STATE-007")
 def test_with_a_writable_root_rollback_replaces_the_root_too(api: Api) -> None:
     sandbox = api.new(read_only_rootfs=False)["id"]
@@ -197,6 +202,7 @@ print(len(log),a or 'empty',b or 'empty')
 """
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STATE-008", "B11")
 @pytest.mark.slow
 def test_a_snapshot_of_a_busy_workspace_is_one_point_in_time(api: Api) -> None:
@@ -213,13 +219,16 @@ def test_a_snapshot_of_a_busy_workspace_is_one_point_in_time(api: Api) -> None:
             snapshots.append(expect(answer, 201)["id"])
     assert len(snapshots) >= 15
     assert [row["id"] for row in api.snapshots(sandbox)] == snapshots
-    sizes, pairs = [], []
-    for snapshot in snapshots:
+
+    def check(snapshot: str) -> list[str]:
         fork = api.fork(snapshot)["id"]
-        size, *pair = api.sh(fork, ["python3", "-c", CHECK]).split()
-        sizes.append(int(size))
-        pairs.append(pair)
+        shown = api.sh(fork, ["python3", "-c", CHECK]).split()
         api.delete(fork)
+        return shown
+
+    with ThreadPoolExecutor(4) as pool:
+        checked = list(pool.map(check, snapshots))
+    sizes, pairs = [int(size) for size, *_ in checked], [pair for _, *pair in checked]
     assert sizes == sorted(sizes)
     # A point in time: the writer writes a, then b. "empty" is the instant between open and write, in which a writer may be frozen.
     assert all("empty" in pair or int(pair[0]) - int(pair[1]) in (0, 1) for pair in pairs), pairs
@@ -229,6 +238,7 @@ def test_a_snapshot_of_a_busy_workspace_is_one_point_in_time(api: Api) -> None:
     assert api.sh(sandbox, "cat /tmp/errors 2>/dev/null; true") == ""
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STATE-009")
 def test_what_was_stopped_before_a_snapshot_stays_stopped_and_the_rest_goes_on(api: Api, box: str) -> None:
     api.sh(box, "sleep 307 >/dev/null 2>&1 & echo $! > stopped; kill -STOP $!; sleep 308 >/dev/null 2>&1 & echo $! > going")
@@ -237,6 +247,7 @@ def test_what_was_stopped_before_a_snapshot_stays_stopped_and_the_rest_goes_on(a
     assert api.sh(box, state).split() == ["T", "S"]
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STATE-010")
 def test_a_running_command_survives_a_snapshot_with_its_output(api: Api, box: str) -> None:
     with ThreadPoolExecutor(1) as pool:
@@ -250,6 +261,7 @@ def test_a_running_command_survives_a_snapshot_with_its_output(api: Api, box: st
 MANY_FILES = "import os\nfor d in range(100):\n  os.mkdir(f'd{d}')\n  for n in range(100): open(f'd{d}/{n}','w').write('x'*500)"
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STATE-011")
 def test_calls_during_a_rollback_are_409_and_the_sandbox_is_listed(api: Api, box: str) -> None:
     api.sh(box, ["python3", "-c", MANY_FILES])
@@ -269,6 +281,7 @@ def test_calls_during_a_rollback_are_409_and_the_sandbox_is_listed(api: Api, box
     assert api.run(box, "ls | wc -l")["stdout"].strip() == "100"
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STATE-012")
 def test_a_command_that_a_rollback_ends_is_never_a_success(api: Api, box: str) -> None:
     snapshot = api.snap(box)["id"]
@@ -287,6 +300,7 @@ def test_a_command_that_a_rollback_ends_is_never_a_success(api: Api, box: str) -
     assert api.names(box) == []
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STATE-013")
 def test_delete_wins_over_a_rollback_and_a_snapshot(api: Api) -> None:
     sandbox = api.new()["id"]

@@ -13,8 +13,6 @@ from tests.support.lifecycle import assert_flat, assert_no_strays
 from tests.support.server import Facade
 from tests.support.waiting import throughout
 
-pytestmark = pytest.mark.needs("processes")
-
 
 @pytest.mark.behaviour("STREAM-001")
 def test_a_stream_has_output_lines_and_one_exit_line_last(api: Api, room: str) -> None:
@@ -74,6 +72,7 @@ def test_refusals_of_a_stream_are_ordinary_errors(api: Api, room: str) -> None:
     refused(api.call("POST", f"/sandboxes/{room}/exec/stream", json={"command": "true", "workdir": "/no/such"}), 400)
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STREAM-006", "B06")
 def test_a_client_that_leaves_a_stream_cancels_its_command(api: Api, box: str) -> None:
     loop = "i=0;while :;do i=$((i+1));echo $i|tee /workspace/tick;sleep 0.1;done"
@@ -82,6 +81,7 @@ def test_a_client_that_leaves_a_stream_cancels_its_command(api: Api, box: str) -
     stopped_ticking(api, box)
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STREAM-007", "B06")
 def test_a_client_that_leaves_an_exec_cancels_its_command(api: Api, box: str) -> None:
     loop = "i=0;while :;do i=$((i+1));echo $i|tee /workspace/tick;sleep 0.1;done"
@@ -102,6 +102,7 @@ def stopped_ticking(api: Api, box: str) -> None:
     throughout(lambda: api.read(box, "tick") == tick, seconds=1, why="tick stays as it is")
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STREAM-008", "B06")
 @pytest.mark.slow
 def test_fifty_aborted_calls_leave_no_process_thread_or_file(api: Api, box: str, facade: Facade) -> None:
@@ -128,6 +129,7 @@ def test_fifty_aborted_calls_leave_no_process_thread_or_file(api: Api, box: str,
     assert_flat(facade, before, within=15)
 
 
+@pytest.mark.needs("processes")
 @pytest.mark.behaviour("STREAM-009")
 def test_one_stream_can_be_left_while_others_go_on(api: Api, room: str) -> None:
     with ThreadPoolExecutor(8) as pool:

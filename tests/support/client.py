@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -281,8 +282,11 @@ class Api:
 
     def clean(self, since_made: int = 0, since_taken: int = 0) -> None:
         """Deletes what this client made after the given marks and what is still there."""
-        for sandbox in self.made[since_made:]:
-            assert self.call("DELETE", f"/sandboxes/{sandbox}").status_code in (204, 404), f"clean-up of {sandbox}"
-        for snapshot in self.taken[since_taken:]:
-            assert self.call("DELETE", f"/snapshots/{snapshot}").status_code in (204, 404), f"clean-up of {snapshot}"
+
+        def gone(path: str) -> None:
+            assert self.call("DELETE", path).status_code in (204, 404), f"clean-up of {path}"
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda sandbox: gone(f"/sandboxes/{sandbox}"), self.made[since_made:]))
+            list(pool.map(lambda snapshot: gone(f"/snapshots/{snapshot}"), self.taken[since_taken:]))
         del self.made[since_made:], self.taken[since_taken:]

@@ -172,8 +172,10 @@ class PrivateEngine:
             assert self.process is not None
             if self.process.poll() is not None:
                 raise RuntimeError(f"the private dockerd ended:\n{self.log.read_text(errors='replace')[-3000:]}")
-            done = subprocess.run(["docker", "-H", self.host, "version"], capture_output=True, timeout=10, check=False)
-            return done.returncode == 0
+            try:
+                return subprocess.run(["docker", "-H", self.host, "version"], capture_output=True, timeout=10, check=False).returncode == 0
+            except subprocess.TimeoutExpired:
+                return False
 
         eventually(answers, within=within, every=0.2, why="the private dockerd answers")
         self.docker = Docker(self.host)

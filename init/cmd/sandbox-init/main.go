@@ -110,6 +110,8 @@ func serve(args []string) int {
 		fmt.Fprintf(os.Stderr, "sandbox-init: the socket cannot be bound: %v\n", err)
 		return 1
 	}
+	// From here on connections are taken, so whoever started the container need not try one to know.
+	fmt.Println("ready")
 	// Children that ended before the handler was there sent their signal to nobody.
 	children <- struct{}{}
 	if err := s.Serve(listener); err != nil {

@@ -193,7 +193,7 @@ async def test_64_hanging_channels_hold_no_thread_and_delay_nothing(client: Engi
     assert open_files() <= files + 1
 
 
-async def test_the_channel_that_proved_a_sandbox_ready_carries_its_first_command(box: DockerEngine) -> None:
+async def test_the_channel_that_a_create_opens_carries_the_first_command(box: DockerEngine) -> None:
     record = await make(box)
     opened: list[str] = []
     real = box._bridges.open

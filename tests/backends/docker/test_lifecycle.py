@@ -206,6 +206,19 @@ async def test_a_create_that_fails_leaves_nothing_and_says_why(box: DockerEngine
     assert await box.instances() == []
 
 
+async def test_a_guest_that_cannot_serve_is_told_with_its_last_words(box: DockerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "SERVE", (specs.GUEST_PATH, "serve", "--no-such-option"))
+    with pytest.raises(BackendError, match=r"exit code 2; .*no-such-option"):
+        await box.create(new_record())
+    assert await box.instances() == []
+
+
+async def test_a_guest_that_serves_and_says_nothing_is_found_by_its_channel(box: DockerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "SERVE", ("/bin/sh", "-c", f"exec {specs.GUEST_PATH} serve >/dev/null"))
+    record = await make(box)
+    assert await run_in(box, record.sandbox_id, "echo quiet") == "quiet\n"
+
+
 async def test_a_cancelled_create_leaves_nothing(box: DockerEngine, leftovers: Any) -> None:
     for delay in (0.0, 0.05, 0.2, 0.4):
         task = asyncio.create_task(box.create(new_record()))

@@ -163,7 +163,8 @@ class DockerEngine:
             await self._client.run(f"resuming the sandbox {sandbox_id}", lambda api: api.unpause(name))
         if state["Running"]:
             # Someone else has started it, or it was only paused.
-            self._bridges.keep_warm(sandbox_id, await self._lifecycle.wait_ready(instance.record, name))
+            stream = await self._lifecycle.wait_ready(instance.record, name)
+            await stream.aclose()
             return
         termination = read_termination(instance.record, inspected)
         await self._lifecycle.replace(instance.record, inspected, incarnation=instance.incarnation + 1, termination=termination)

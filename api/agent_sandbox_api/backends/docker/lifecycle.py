@@ -1,7 +1,7 @@
 """Making, replacing and removing a sandbox's container and workspace. Each step leaves something that the next process can finish or undo.
 
-made       `….creating` with its workspace   → running and answering → renamed (the commit)
-replaced   `….next` made → old one killed → new one running and answering → old one removed → renamed
+made       `….creating` with its workspace   → running and serving → renamed (the commit)
+replaced   `….next` made → old one killed → new one running and serving → old one removed → renamed
 removed    tombstone → containers removed → workspace removed → tombstone removed
 """
 
@@ -21,7 +21,7 @@ from agent_sandbox_core.models import Termination
 from agent_sandbox_api.backends.engine import InstanceRecord
 
 from . import calls, labels, specs
-from .bridges import Bridges
+from .bridges import SAY_SECONDS, Bridges, says_ready
 from .channel import ExecStream
 from .client import EngineClient
 from .faults import EngineRefusal
@@ -51,42 +51,44 @@ class Lifecycle:
         self._bridges = bridges
 
     async def make(self, record: InstanceRecord) -> None:
-        """A running, answering, uncommitted container; its first channel is kept warm. On failure nothing is left."""
+        """A running, serving, uncommitted container; its first channel is being opened. On failure nothing is left."""
         sandbox_id = record.sandbox_id
 
         def build(place: specs.Placement) -> dict[str, Any]:
             return specs.sandbox_config(self._options, record, place)
 
         try:
-            stream = await self._bring_up(record, specs.making_name(sandbox_id), build, None)
+            container = await self._bring_up(record, specs.making_name(sandbox_id), build, None)
         except BaseException:
             with contextlib.suppress(SandboxError):
                 await self.remove(sandbox_id)
             raise
-        self._bridges.keep_warm(sandbox_id, stream)
+        self._bridges.keep_warm(sandbox_id, self._bridges.open(container))
 
     async def _bring_up(
         self, record: InstanceRecord, name: str, build: Callable[[specs.Placement], dict[str, Any]], image: specs.Image | None
-    ) -> ExecStream:
-        """Creates, starts, guards and asks; again from the beginning when a part that all share was found missing."""
+    ) -> str:
+        """Creates, starts and guards; gives the container's id. Again from the beginning when a part that all share was found missing."""
         for left in reversed(range(TRIES)):
             place = await self._shared.place(record, image)
             try:
-                await self._create(record.sandbox_id, name, build(place))
+                container = await self._create(record.sandbox_id, name, build(place))
                 if image is None and not place.image.owned:
                     await self._own_workspace(record.sandbox_id)
-                return await self._start(record, name, place)
+                await self._start(record, container, place)
             except EngineRefusal as error:
                 if not left or not self._shared.blame(error, place):
                     raise
                 logger.warning("a shared part was missing and is made again: %s", error.message)
                 await self.discard(name)
+            else:
+                return container
         raise AssertionError("unreachable: the last try returns or raises")
 
-    async def _create(self, sandbox_id: str, name: str, config: dict[str, Any]) -> None:
+    async def _create(self, sandbox_id: str, name: str, config: dict[str, Any]) -> str:
         doing = f"creating the container of the sandbox {sandbox_id}"
         try:
-            await self._client.run(doing, lambda api: calls.create_container(api, config, name))
+            return await self._client.run(doing, lambda api: calls.create_container(api, config, name))
         except EngineRefusal as error:
             if error.engine_status == BAD_REQUEST:
                 raise InvalidRequest(error.message) from error
@@ -94,7 +96,7 @@ class Lifecycle:
                 raise
             # Left by an earlier try of the same step that died; nobody was told of it.
             await self.discard(name)
-            await self._client.run(doing, lambda api: calls.create_container(api, config, name))
+            return await self._client.run(doing, lambda api: calls.create_container(api, config, name))
 
     async def _own_workspace(self, sandbox_id: str) -> None:
         """Gives a new workspace its owner where the image could not."""
@@ -104,32 +106,38 @@ class Lifecycle:
         async with helper_container(self._client, config, doing) as helper:
             await self._client.run(doing, lambda api: api.put_archive(helper, "/", owner))
 
-    async def _start(self, record: InstanceRecord, name: str, place: specs.Placement) -> ExecStream:
-        await self._client.run(f"starting the sandbox {record.sandbox_id}", lambda api: api.start(name))
-        if not record.spec.network:
-            return await self.wait_ready(record, name)
-        # Both at once: a bridge is ours, and nobody has it before the guard is there.
-        ready = asyncio.ensure_future(self.wait_ready(record, name))
+    async def _start(self, record: InstanceRecord, container: str, place: specs.Placement) -> None:
+        """Starts a container, and returns once its guest serves and its network is closed to private addresses."""
+        output = await self._bridges.attach(container)
         try:
-            await self._shared.network.guard(record.sandbox_id, name, place.guest_volume)
-        except BaseException:
-            ready.cancel()
-            for opened in await asyncio.gather(ready, return_exceptions=True):
-                if isinstance(opened, ExecStream):
-                    await opened.aclose()
-            raise
-        return await ready
+            await self._client.run(f"starting the sandbox {record.sandbox_id}", lambda api: api.start(container))
+            if record.spec.network:
+                await self._shared.network.guard(record.sandbox_id, container, place.guest_volume)
+            await self._wait_serving(record, container, output)
+        finally:
+            await output.aclose()
+
+    async def _wait_serving(self, record: InstanceRecord, container: str, output: ExecStream) -> None:
+        try:
+            async with asyncio.timeout(SAY_SECONDS):
+                serves = await says_ready(output)
+        except TimeoutError:
+            stream = await self.wait_ready(record, container)
+            await stream.aclose()
+            return
+        if not serves:
+            ended = await self._why_dead(record, container) or "its guest ended"
+            raise BackendError(f"the sandbox ended while it was started: {ended}; {output.complaint or 'it did not say why'}")
 
     async def wait_ready(self, record: InstanceRecord, name: str) -> ExecStream:
         """The first channel over which the guest of a started container answers."""
+        return await self._bridges.wait_ready(name, lambda: self._why_dead(record, name))
 
-        async def why_dead() -> str | None:
-            inspected = await self.inspect_container(name)
-            if inspected is None:
-                return "its container was removed"
-            return None if inspected["State"]["Running"] else read_termination(record, inspected).message
-
-        return await self._bridges.wait_ready(name, why_dead)
+    async def _why_dead(self, record: InstanceRecord, container: str) -> str | None:
+        inspected = await self.inspect_container(container)
+        if inspected is None:
+            return "its container was removed"
+        return None if inspected["State"]["Running"] else read_termination(record, inspected).message
 
     async def replace(self, record: InstanceRecord, old: Mapping[str, Any], *, incarnation: int, termination: Termination | None) -> None:
         """A fresh container on the same workspace, made of the same image, with the same user, in place of `old` (its inspect)."""
@@ -145,18 +153,14 @@ class Lifecycle:
             # Before the new one starts: a workspace has one sandbox at a time.
             await self._client.run(f"stopping the sandbox {sandbox_id}", lambda api: kill(api, str(old["Id"])))
         try:
-            stream = await self._bring_up(record, name, build, image)
+            container = await self._bring_up(record, name, build, image)
         except BaseException:
             with contextlib.suppress(SandboxError):
                 await asyncio.shield(self.discard(name))
             raise
-        try:
-            await self.discard(str(old["Id"]))
-            await self.rename(sandbox_id, name)
-        except BaseException:
-            await stream.aclose()
-            raise
-        self._bridges.keep_warm(sandbox_id, stream)
+        await self.discard(str(old["Id"]))
+        await self.rename(sandbox_id, name)
+        self._bridges.keep_warm(sandbox_id, self._bridges.open(container))
 
     async def rename(self, sandbox_id: str, name: str) -> None:
         """Gives a container the sandbox's name: the one step that makes it the sandbox. Fine when it was done already."""

@@ -40,7 +40,7 @@ class Link:
         except BackendError as error:
             raise ChannelError(error.message) from error
         self._container = container
-        return self._bridges.take_warm(self._sandbox_id) or await self._bridges.open(container)
+        return await self._bridges.take_warm(self._sandbox_id) or await self._bridges.open(container)
 
     async def _enter(self) -> str:
         """The container to open a channel in, its network closed where it has one."""
