@@ -268,9 +268,7 @@ class ChannelBudget:
                         idle.drop()
                     await self._freed.wait()
         except TimeoutError as error:
-            raise ChannelError(
-                f"all {self.limit} channels of this process are in use: try again, or raise the limit of channels"
-            ) from error
+            raise ChannelError(f"all {self.limit} channels of this process are in use: try again, or raise the limit of channels") from error
         self.open += 1
 
     def release(self) -> None:
@@ -472,9 +470,7 @@ class BulkLane(Lane):
             async with asyncio.timeout(TURN_SECONDS):
                 await self._lock.acquire()
         except TimeoutError as error:
-            raise Unavailable(
-                f"other transfers have kept this sandbox busy for {TURN_SECONDS:.0f} s: try again when they have ended"
-            ) from error
+            raise Unavailable(f"other transfers have kept this sandbox busy for {TURN_SECONDS:.0f} s: try again when they have ended") from error
         self.busy = True
         try:
             yield

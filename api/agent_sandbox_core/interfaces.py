@@ -63,7 +63,9 @@ class Guest(Protocol):
         `on_start` is called once the command has started: what is wrong with the request was raised before that.
         """
 
-    def read_file(self, path: bytes, *, start: int = 0, end: int | None = None, max_bytes: int | None = None) -> AbstractAsyncContextManager[FileBody]:
+    def read_file(
+        self, path: bytes, *, start: int = 0, end: int | None = None, max_bytes: int | None = None
+    ) -> AbstractAsyncContextManager[FileBody]:
         """Opens a regular file; PayloadTooLarge over max_bytes, NotFound, InvalidRequest for a directory."""
 
     async def write_file(self, path: bytes, body: AsyncIterator[bytes], *, mode: int = 0o644, max_bytes: int | None = None) -> GuestFile:

@@ -60,9 +60,7 @@ def raise_error(answer: Answer) -> NoReturn:
         error = json.loads(answer.body)["error"]
         code, message = str(error["code"]), str(error["message"])
     except (ValueError, KeyError, TypeError) as problem:
-        raise GuestProtocolError(
-            f"the sandbox answered {answer.status} without an error of its API: delete the sandbox if this repeats"
-        ) from problem
+        raise GuestProtocolError(f"the sandbox answered {answer.status} without an error of its API: delete the sandbox if this repeats") from problem
     message = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in message[:MAX_MESSAGE])
     kind = ERRORS.get(code)
     if kind is None:

@@ -50,9 +50,7 @@ class GuestCalls:
     def check_open(self) -> None:
         """Raises Unavailable after close()."""
         if self._closed:
-            raise Unavailable(
-                "the connection to the sandbox is closed here: the server is shutting down, or the sandbox was replaced; try again"
-            )
+            raise Unavailable("the connection to the sandbox is closed here: the server is shutting down, or the sandbox was replaced; try again")
 
     async def known_boot(self) -> str:
         """The boot id, asked for once: without it a start could not be told from a start before a restart."""
@@ -147,16 +145,12 @@ class GuestCalls:
             return error
         if idempotent:
             return BackendError(f"the channel to the sandbox broke ({error}): try again")
-        return OutcomeUnknown(
-            f"the channel to the sandbox broke during {method} ({error}): it may have happened or not; look before you repeat it"
-        )
+        return OutcomeUnknown(f"the channel to the sandbox broke during {method} ({error}): it may have happened or not; look before you repeat it")
 
     async def explain(self) -> SandboxError | None:
         """What the backend knows about a dead channel."""
         if self._closed:
-            return Unavailable(
-                "the connection to the sandbox was closed here: the server is shutting down, or the sandbox was replaced; try again"
-            )
+            return Unavailable("the connection to the sandbox was closed here: the server is shutting down, or the sandbox was replaced; try again")
         if self._explain is None:
             return None
         try:

@@ -165,9 +165,7 @@ class EventStream:
                 if answer.status == NOT_FOUND:
                     run.alive = False
                     run.fail(
-                        OutcomeUnknown(
-                            "the sandbox no longer knows the command: it restarted, or the command ended long ago; its outcome is unknown"
-                        )
+                        OutcomeUnknown("the sandbox no longer knows the command: it restarted, or the command ended long ago; its outcome is unknown")
                     )
                 elif answer.status >= ERROR_STATUS:
                     raise_error(answer)

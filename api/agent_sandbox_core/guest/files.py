@@ -139,7 +139,7 @@ class Files:
         """Waits, bounded, until a guest whose restore was broken off has its old state back: until then it answers "busy" to everything."""
         with contextlib.suppress(SandboxError, TimeoutError):
             async with asyncio.timeout(UNDO_SECONDS):
-                while (await self._calls.health()).get("state") == "restoring":
+                while (await self._calls.health()).get("state") == "restoring":  # noqa: ASYNC110 - the state is the guest's, over there
                     await asyncio.sleep(0.02)
 
     async def _file_call(self, request: Request) -> GuestFile:

@@ -93,9 +93,7 @@ class Processes:
                     run.consume(len(data), next_seq)
                     self._consumed(run)
                 if sink.lost:
-                    raise OutcomeUnknown(
-                        "part of the command's output was lost, so the stream ends here and the command is killed: run it again"
-                    )
+                    raise OutcomeUnknown("part of the command's output was lost, so the stream ends here and the command is killed: run it again")
                 if run.done:
                     break
                 await self._change(run, command)
@@ -138,9 +136,7 @@ class Processes:
                 timer.cancel()
         for run in self._events.runs:
             run.alive = False
-            run.fail(
-                OutcomeUnknown(f"the connection to the sandbox was closed here while the command ran; it ends within {LEASE_MS // 1000} s")
-            )
+            run.fail(OutcomeUnknown(f"the connection to the sandbox was closed here while the command ran; it ends within {LEASE_MS // 1000} s"))
 
     async def aclose(self) -> None:
         """Closes the channel of the event stream; call it when the tasks have ended."""
@@ -227,9 +223,7 @@ class Processes:
             else:
                 if answer.boot_id != run.boot:
                     run.alive = False
-                    await self.lost(
-                        [run], "the sandbox restarted while the command was started: it no longer runs, and what it did is unknown"
-                    )
+                    await self.lost([run], "the sandbox restarted while the command was started: it no longer runs, and what it did is unknown")
                     return None
                 if answer.status >= ERROR_STATUS and answer.status != NOT_FOUND:
                     raise_error(answer)
@@ -245,9 +239,7 @@ class Processes:
         """Reads what a process that has ended left in its journal."""
         while not run.done:
             before = run.next_seq
-            answer = await self._calls.call(
-                Request("GET", f"/v1/processes/{run.id}/output?from={before}&max_bytes=1048576", idempotent=True)
-            )
+            answer = await self._calls.call(Request("GET", f"/v1/processes/{run.id}/output?from={before}&max_bytes=1048576", idempotent=True))
             try:
                 frames = FrameParser().feed(answer.body)
             except FrameError as error:

@@ -65,9 +65,7 @@ class SnapshotSecrets:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise BackendError(
-                f"the environment of snapshot {snapshot_id} cannot be read from {self._directory}: make a new snapshot"
-            ) from error
+            raise BackendError(f"the environment of snapshot {snapshot_id} cannot be read from {self._directory}: make a new snapshot") from error
         return {str(name): str(value) for name, value in data.items()}
 
     def _sweep(self, keep: frozenset[str]) -> None:

@@ -279,9 +279,7 @@ class SnapshotStore:
         try:
             record = Record.model_validate_json(body)
         except ValidationError as error:
-            raise DamagedRecord(
-                f"the record of snapshot {snapshot_id} in the store cannot be read ({error.error_count()} faults)"
-            ) from error
+            raise DamagedRecord(f"the record of snapshot {snapshot_id} in the store cannot be read ({error.error_count()} faults)") from error
         if record.id != snapshot_id:
             raise DamagedRecord(f"the record of snapshot {snapshot_id} in the store is that of {record.id}")
         return record

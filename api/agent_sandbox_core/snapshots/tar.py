@@ -81,9 +81,7 @@ class TarInspector:
         """Takes the next bytes."""
         self._total += len(data)
         if self._total > self._max_bytes:
-            raise PayloadTooLarge(
-                f"the archive of the workspace has more than {self._max_bytes} bytes: delete files, or raise MAX_SNAPSHOT_BYTES"
-            )
+            raise PayloadTooLarge(f"the archive of the workspace has more than {self._max_bytes} bytes: delete files, or raise MAX_SNAPSHOT_BYTES")
         if self._rest:
             data = self._rest + data
         used = self._advance(data)

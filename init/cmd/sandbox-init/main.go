@@ -9,9 +9,10 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"agentsandbox.dev/init/internal/archive"
 	"agentsandbox.dev/init/internal/bridge"
@@ -20,16 +21,18 @@ import (
 	"agentsandbox.dev/init/internal/netguard"
 	"agentsandbox.dev/init/internal/process"
 	"agentsandbox.dev/init/internal/server"
+	"agentsandbox.dev/init/internal/sys"
 )
 
 // version is set by the build.
 var version = "dev"
 
 const (
-	// threads is what init may need at once: its two running ones, the runtime's own, and one for each connection's blocking call. They are made at
-	// start, since a full process table kills a Go program that needs one more.
-	threads     = 14
-	memoryLimit = 12 << 20
+	processors = 2
+	// threads is what init may need at once beside the runtime's own: a blocking call for every connection and for every kill that looks at /proc, and
+	// its processors. They are made at start, since a full process table kills a Go program that needs one more.
+	threads    = server.MaxConnections + 2 + processors
+	baseMemory = 10 << 20 // what init itself may use; the journals come on top
 )
 
 func main() {
@@ -39,12 +42,10 @@ func main() {
 	}
 	switch command {
 	case "serve":
-		server.Detach()
+		hide()
 		os.Exit(serve(os.Args[2:]))
 	case "connect":
-		server.Detach()
-		runtime.GOMAXPROCS(1)
-		debug.SetGCPercent(-1) // two buffers for its whole life: nothing to collect
+		hide()
 		os.Exit(connect(os.Args[2:]))
 	case "netguard":
 		os.Exit(netguard.Main(os.Args[2:], os.Stdout))
@@ -56,11 +57,16 @@ func main() {
 	}
 }
 
+// hide makes this process one that its own user can neither trace nor read. It must be the first thing it does.
+func hide() { _ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) }
+
 func connect(args []string) int {
+	runtime.GOMAXPROCS(1)
+	debug.SetGCPercent(-1) // two buffers for its whole life: nothing to collect
 	flags := flag.NewFlagSet("connect", flag.ExitOnError)
 	socket := flags.String("socket", server.Socket, "for tests: another socket, whose owner is not checked")
 	_ = flags.Parse(args)
-	return bridge.Run(*socket, *socket == server.Socket)
+	return bridge.Run(*socket, *socket == server.Socket, 0, 1, os.Stderr)
 }
 
 func serve(args []string) int {
@@ -70,33 +76,21 @@ func serve(args []string) int {
 	socket := flags.String("socket", server.Socket, "for tests: another socket, open to every peer")
 	_ = flags.Parse(args)
 
-	runtime.GOMAXPROCS(2)
+	budget := process.JournalBudget()
+	runtime.GOMAXPROCS(processors)
 	debug.SetGCPercent(50)
-	debug.SetMemoryLimit(memoryLimit)
+	debug.SetMemoryLimit(int64(baseMemory + budget + budget/4))
+	children := catchSignals()
 	makeThreads()
 
-	// Whatever can be caught is caught and dropped: a signal from inside must not end PID 1. SIGKILL and SIGSTOP from inside never reach it.
-	dropped := make(chan os.Signal, 64)
-	signal.Notify(dropped)
-	children := make(chan struct{}, 1)
-	go func() {
-		for s := range dropped {
-			if s == syscall.SIGCHLD {
-				select {
-				case children <- struct{}{}:
-				default:
-				}
-			}
-		}
-	}()
-
 	if err := archive.Recover(*workspace); err != nil {
-		fmt.Fprintf(os.Stderr, "sandbox-init: the workspace cannot be recovered after an interrupted restore: %v\n", err)
-		return 1
+		return fail("the workspace cannot be recovered after an interrupted restore", err)
 	}
 	g := &gate.Gate{}
-	processes := process.New(process.Config{Workspace: *workspace, Env: commandEnvironment()}, g)
-	go processes.Reap(children)
+	processes, err := process.New(process.Config{Workspace: *workspace, Env: process.CommandEnvironment(os.Environ()), Budget: budget}, g)
+	if err != nil {
+		return fail("the process table cannot be set up", err)
+	}
 	config := server.Config{Version: version, Workspace: *workspace}
 	if *socket != server.Socket {
 		config.AllowPeer = func(int) bool { return true }
@@ -107,29 +101,42 @@ func serve(args []string) int {
 
 	listener, err := server.Listen(*socket)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "sandbox-init: the socket cannot be bound: %v\n", err)
-		return 1
+		return fail("the socket cannot be bound", err)
 	}
 	// From here on connections are taken, so whoever started the container need not try one to know.
 	fmt.Println("ready")
-	// Children that ended before the handler was there sent their signal to nobody.
-	children <- struct{}{}
+	go processes.Reap(children)
+	go processes.Guard()
 	if err := s.Serve(listener); err != nil {
-		fmt.Fprintf(os.Stderr, "sandbox-init: %v\n", err)
-		return 1
+		return fail("serving ended", err)
 	}
 	return 0
 }
 
-// commandEnvironment is init's own environment less what a cluster adds for its own services.
-func commandEnvironment() []string {
-	var kept []string
-	for _, entry := range os.Environ() {
-		if !strings.HasPrefix(entry, "KUBERNETES_") {
-			kept = append(kept, entry)
+func fail(what string, err error) int {
+	fmt.Fprintf(os.Stderr, "sandbox-init: %s: %v\n", what, err)
+	return 1
+}
+
+// catchSignals catches and drops whatever can be caught: no signal from inside may end PID 1. (The kernel lets no SIGKILL or SIGSTOP from inside
+// through.) It returns the signals that a child ended; one is there already, for children that ended before.
+func catchSignals() <-chan os.Signal {
+	dropped := make(chan os.Signal, 1) // what finds no room is dropped even sooner
+	signal.Notify(dropped)
+	go func() {
+		for range dropped {
 		}
+	}()
+	children := make(chan os.Signal, 1)
+	signal.Notify(children, syscall.SIGCHLD)
+	select {
+	case children <- syscall.SIGCHLD:
+	default:
 	}
-	return kept
+	if err := sys.DropSentFaults(); err != nil {
+		fmt.Fprintf(os.Stderr, "sandbox-init: sent fault signals are not caught: %v\n", err)
+	}
+	return children
 }
 
 // makeThreads has the runtime create its threads now: each goroutine holds one until all have theirs. The runtime keeps them for later.

@@ -1,17 +1,16 @@
 package process
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
-	"os"
 	"strconv"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"agentsandbox.dev/init/internal/apierr"
 )
@@ -19,10 +18,11 @@ import (
 const (
 	maxStartBody = 4 << 20
 	maxBody      = 1 << 20
-	maxOutput    = 256 << 10
+	largeBody    = 64 << 10
+	maxOutput    = 256 << 10 // of the answer to a start
 	maxStartWait = 1000
 	maxWait      = 30_000
-	stdinWait    = time.Second
+	maxNumber    = 1 << 62
 )
 
 type handler func(http.ResponseWriter, *http.Request) error
@@ -42,8 +42,8 @@ func (m *Manager) Register(mux *http.ServeMux) {
 		"POST /v1/leases/{lease}":                 m.serveLease,
 		"POST /v1/acks":                           m.serveAcks,
 		"GET /v1/streams/{sid}":                   m.serveStream,
-		"PUT /v1/streams/{sid}/processes/{id}":    m.subscribe,
-		"DELETE /v1/streams/{sid}/processes/{id}": m.unsubscribe,
+		"PUT /v1/streams/{sid}/processes/{id}":    m.serveSubscribe,
+		"DELETE /v1/streams/{sid}/processes/{id}": m.serveUnsubscribe,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			if err := call(w, r); err != nil {
@@ -59,7 +59,7 @@ func noProcess(id string) error {
 
 func pathID(r *http.Request, name, what string) (string, error) {
 	id := r.PathValue(name)
-	if !idPattern.MatchString(id) {
+	if !isID(id) {
 		return "", apierr.Invalid("a %s id is 32 lower-case hex characters", what)
 	}
 	return id, nil
@@ -77,17 +77,54 @@ func queryNumber(r *http.Request, name string, standard, limit int64) (int64, er
 	return n, nil
 }
 
-func decode(w http.ResponseWriter, r *http.Request, limit int64, into any) error {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+// readBody reads a whole body. Large ones wait for their turn, so that they cannot take init's memory together; call done when it is used.
+func (m *Manager) readBody(w http.ResponseWriter, r *http.Request, limit int64) (body []byte, done func(), err error) {
+	done = func() {}
+	if r.ContentLength < 0 || r.ContentLength > largeBody {
+		select {
+		case m.bodies <- struct{}{}:
+			done = func() { <-m.bodies }
+		case <-r.Context().Done():
+			return nil, done, r.Context().Err()
+		}
+	}
+	buffer := bytes.NewBuffer(make([]byte, 0, min(max(r.ContentLength, 0), limit)+bytes.MinRead))
+	_, err = buffer.ReadFrom(http.MaxBytesReader(w, r.Body, limit))
 	var over *http.MaxBytesError
-	if errors.As(err, &over) {
-		return apierr.New(http.StatusRequestEntityTooLarge, "payload_too_large", "the body is over %d bytes", limit)
+	switch {
+	case err == nil:
+		return buffer.Bytes(), done, nil
+	case errors.As(err, &over):
+		err = apierr.New(http.StatusRequestEntityTooLarge, "payload_too_large", "the body is over %d bytes: send less, or in parts", limit)
+	default:
+		err = apierr.Invalid("the body ended early: send it again")
 	}
+	done()
+	return nil, func() {}, err
+}
+
+func (m *Manager) readJSON(w http.ResponseWriter, r *http.Request, limit int64, into any) error {
+	body, done, err := m.readBody(w, r, limit)
 	if err != nil {
-		return apierr.Invalid("the body ended early: send it again")
+		return err
 	}
-	if err := json.Unmarshal(body, into); err != nil {
-		return apierr.Invalid("the body is not the JSON that this call takes")
+	defer done()
+	return decode(body, into)
+}
+
+// decode is strict: what this version does not know it would not do either.
+func decode(body []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		var kind *json.UnmarshalTypeError
+		if errors.As(err, &kind) {
+			return apierr.Invalid("the body's %q has the wrong type: see the guest API", kind.Field)
+		}
+		return apierr.Invalid("the body is not the JSON object that this call takes, or has a key that it does not know")
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return apierr.Invalid("something follows the JSON object of the body")
 	}
 	return nil
 }
@@ -99,6 +136,7 @@ func (m *Manager) find(r *http.Request) (*Process, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.tidy()
 	if p := m.byID[id]; p != nil {
 		return p, nil
 	}
@@ -131,22 +169,45 @@ func (m *Manager) serveStart(w http.ResponseWriter, r *http.Request) error {
 	if until != "" && until != "exit" && until != "output" {
 		return apierr.Invalid("wait_for must be exit or output")
 	}
-	var s spec
-	if err := decode(w, r, maxStartBody, &s); err != nil {
-		return err
-	}
-	if err := m.unfrozen(r.Context()); err != nil {
-		return err
-	}
-	p, created, err := m.enter(id, s)
+	p, created, err := m.startFromBody(w, r, id)
 	if err != nil {
 		return err
 	}
 	m.waitFor(r.Context(), p, time.Duration(wait)*time.Millisecond, func() bool {
 		return p.exit != nil || until == "output" && p.journal.next() > 0
 	})
+	answer, err := m.answerStart(p, query.Get("stream"))
+	if err != nil {
+		return err
+	}
+	status := http.StatusOK
+	if created {
+		status = http.StatusCreated
+	}
+	apierr.WriteJSON(w, status, answer)
+	return nil
+}
 
+func (m *Manager) startFromBody(w http.ResponseWriter, r *http.Request, id string) (*Process, bool, error) {
+	body, done, err := m.readBody(w, r, maxStartBody)
+	if err != nil {
+		return nil, false, err
+	}
+	defer done()
+	s := &spec{}
+	if err := decode(body, s); err != nil {
+		return nil, false, err
+	}
+	return m.start(r.Context(), id, s)
+}
+
+// answerStart takes the output so far and subscribes the stream from there on, at one moment.
+func (m *Manager) answerStart(p *Process, sid string) (startAnswer, error) {
 	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p.gone {
+		return startAnswer{}, noProcess(p.id)
+	}
 	answer := startAnswer{View: p.view(), Output: []outputFrame{}}
 	next := p.journal.first
 	if next == 0 {
@@ -156,36 +217,20 @@ func (m *Manager) serveStart(w http.ResponseWriter, r *http.Request) error {
 			}
 		})
 	}
+	p.sent = max(p.sent, next)
 	if p.exit != nil && next == p.journal.next() {
-		p.delivered = true
-		next-- // the exit frame is not in the answer's output: a subscriber still gets it
+		p.delivered = true // the exit is in the answer itself
 	}
-	if s := m.streams[query.Get("stream")]; s != nil {
+	if s := m.streams[sid]; s != nil {
 		answer.Subscribed = true
 		if !p.delivered {
 			s.add(p, next)
 		}
 	}
-	m.mu.Unlock()
-	status := http.StatusOK
-	if created {
-		status = http.StatusCreated
-	}
-	apierr.WriteJSON(w, status, answer)
-	return nil
+	return answer, nil
 }
 
-// enter starts a process unless a restore holds the sandbox.
-func (m *Manager) enter(id string, s spec) (*Process, bool, error) {
-	leave, err := m.gate.Enter()
-	if err != nil {
-		return nil, false, err
-	}
-	defer leave()
-	return m.start(id, s)
-}
-
-// waitFor waits until ready, for at most d. ready runs under the lock.
+// waitFor waits until ready, for at most d. ready runs under mu.
 func (m *Manager) waitFor(ctx context.Context, p *Process, d time.Duration, ready func() bool) {
 	if d <= 0 {
 		return
@@ -210,11 +255,15 @@ func (m *Manager) waitFor(ctx context.Context, p *Process, d time.Duration, read
 	}
 }
 
-func (m *Manager) writeView(w http.ResponseWriter, p *Process) {
+func (m *Manager) writeView(w http.ResponseWriter, p *Process) error {
 	m.mu.Lock()
-	view := p.view()
+	view, gone := p.view(), p.gone
 	m.mu.Unlock()
+	if gone {
+		return noProcess(p.id)
+	}
 	apierr.WriteJSON(w, http.StatusOK, view)
+	return nil
 }
 
 func (m *Manager) serveList(w http.ResponseWriter, _ *http.Request) error {
@@ -239,8 +288,7 @@ func (m *Manager) serveGet(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	m.waitFor(r.Context(), p, time.Duration(wait)*time.Millisecond, func() bool { return p.exit != nil })
-	m.writeView(w, p)
-	return nil
+	return m.writeView(w, p)
 }
 
 func (m *Manager) serveForget(w http.ResponseWriter, r *http.Request) error {
@@ -253,7 +301,9 @@ func (m *Manager) serveForget(w http.ResponseWriter, r *http.Request) error {
 	if p.exit == nil {
 		return apierr.Conflict("process %s is still running: kill it first, or wait", p.id)
 	}
-	m.forget(p)
+	if m.byID[p.id] == p {
+		m.forget(p)
+	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
@@ -263,21 +313,33 @@ func (m *Manager) serveOutput(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	from, err := queryNumber(r, "from", 0, 1<<62)
+	from, err := queryNumber(r, "from", 0, maxNumber)
 	if err != nil {
 		return err
 	}
-	limit, err := queryNumber(r, "max_bytes", maxBody, 8<<20)
+	limit, err := queryNumber(r, "max_bytes", maxBody, maxNumber)
 	if err != nil {
 		return err
 	}
-	var out []byte
+	type numbered struct {
+		frame
+		seq uint64
+	}
+	var frames []numbered
+	length := 0
 	m.mu.Lock()
-	p.journal.from(uint64(from), int(limit), func(kind byte, seq uint64, data []byte) { out = appendFrame(out, kind, p.raw, seq, data) })
+	p.journal.from(uint64(from), int(min(limit, maxBody)), func(kind byte, seq uint64, data []byte) {
+		frames = append(frames, numbered{frame{kind, data}, seq})
+		length += frameHeader + len(data)
+	})
 	m.mu.Unlock()
 	w.Header().Set("Content-Type", "application/octet-stream")
-	w.Header().Set("Content-Length", strconv.Itoa(len(out)))
-	_, _ = w.Write(out)
+	w.Header().Set("Content-Length", strconv.Itoa(length))
+	out := bufio.NewWriter(w)
+	for _, f := range frames {
+		_, _ = out.Write(appendFrame(nil, f.kind, p.raw, f.seq, f.data))
+	}
+	_ = out.Flush() // a client that is gone needs no error
 	return nil
 }
 
@@ -290,39 +352,47 @@ func (m *Manager) serveSignal(w http.ResponseWriter, r *http.Request) error {
 		Signal int    `json:"signal"`
 		Scope  string `json:"scope"`
 	}
-	if err := decode(w, r, maxBody, &body); err != nil {
+	if err := m.readJSON(w, r, maxBody, &body); err != nil {
 		return err
 	}
 	if body.Signal < 1 || body.Signal > 64 {
 		return apierr.Invalid("signal must be a number from 1 to 64")
 	}
-	signal := syscall.Signal(body.Signal)
+	if body.Scope == "" {
+		body.Scope = "process"
+	}
+	reaped, err := m.signal(p, syscall.Signal(body.Signal), body.Scope)
+	if err != nil {
+		return err
+	}
+	if reaped {
+		return apierr.Conflict("process %s has exited: there is nothing to signal; kill ends what it left", p.id)
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (m *Manager) signal(p *Process, signal syscall.Signal, scope string) (reaped bool, err error) {
+	m.children.Lock()
 	m.mu.Lock()
-	reaped := p.reaped
+	reaped = p.reaped
+	m.mu.Unlock()
 	if !reaped {
-		switch body.Scope {
-		case "", "process":
+		switch scope {
+		case "process":
 			_ = syscall.Kill(p.pid, signal)
 		case "group":
 			_ = syscall.Kill(-p.pid, signal)
 		case "tree":
 		default:
-			m.mu.Unlock()
-			return apierr.Invalid("scope must be process, group or tree")
+			err = apierr.Invalid("scope must be process, group or tree")
 		}
 	}
-	m.mu.Unlock()
-	if reaped {
-		return apierr.Conflict("process %s has exited: there is nothing to signal", p.id)
+	m.children.Unlock()
+	if err == nil && !reaped && scope == "tree" {
+		m.signalTree(p, signal)
 	}
-	if body.Scope == "tree" {
-		t := newTree(p)
-		for _, one := range t.scan() {
-			m.send(idOf(one), signal)
-		}
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return reaped, err
 }
 
 func (m *Manager) serveKill(w http.ResponseWriter, r *http.Request) error {
@@ -330,80 +400,25 @@ func (m *Manager) serveKill(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	body := struct {
+	var body struct {
 		Reason string `json:"reason"`
-	}{}
-	if err := decode(w, r, maxBody, &body); err != nil {
+	}
+	if err := m.readJSON(w, r, maxBody, &body); err != nil {
 		return err
 	}
+	why := cause{body.Reason, "it was cancelled"}
 	switch body.Reason {
 	case "":
-		body.Reason = reasonCanceled
-	case reasonCanceled, reasonTimedOut:
+		why.reason = reasonCanceled
+	case reasonCanceled:
+	case reasonTimedOut:
+		why.message = "its time was up"
 	default:
 		return apierr.Invalid("reason must be canceled or timed_out")
 	}
-	m.kill(p, body.Reason)
+	m.kill(p, why)
 	m.waitFor(r.Context(), p, killTime, func() bool { return p.exit != nil })
-	m.writeView(w, p)
-	return nil
-}
-
-func (m *Manager) serveStdin(w http.ResponseWriter, r *http.Request) error {
-	p, err := m.find(r)
-	if err != nil {
-		return err
-	}
-	offset, err := queryNumber(r, "offset", 0, 1<<62)
-	if err != nil {
-		return err
-	}
-	eof := r.URL.Query().Get("eof") == "1"
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	if err != nil {
-		return apierr.Invalid("input must be at most %d bytes a call, and whole: send it in parts", maxBody)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if offset > p.stdinSeen {
-		return apierr.Conflict("input up to offset %d is missing: send it first", p.stdinSeen)
-	}
-	skip := min(p.stdinSeen-offset, int64(len(data)))
-	data = data[skip:]
-	if p.stdin == nil {
-		if len(data) == 0 {
-			apierr.WriteJSON(w, http.StatusOK, map[string]int64{"offset": p.stdinSeen})
-			return nil
-		}
-		return apierr.Conflict("the input of process %s is closed: it has exited, was started without stdin, or its end was sent", p.id)
-	}
-	if len(data) > 0 {
-		input := p.stdin
-		// Writing may wait: not under the lock. Two writers at once both begin at the same offset; the loser's bytes are refused below.
-		seen := p.stdinSeen
-		m.mu.Unlock()
-		_ = input.SetWriteDeadline(time.Now().Add(stdinWait))
-		n, werr := input.Write(data)
-		m.mu.Lock()
-		if p.stdinSeen != seen {
-			return apierr.Conflict("two writers sent input of process %s at once: one of them must stop", p.id)
-		}
-		p.stdinSeen += int64(n)
-		if werr != nil && !errors.Is(werr, os.ErrDeadlineExceeded) {
-			p.closeInput()
-			return apierr.Conflict("process %s has closed its input", p.id)
-		}
-		data = data[n:]
-	}
-	if eof && len(data) == 0 && !p.stdinEOF {
-		p.stdinEOF = true
-		if p.pty != nil {
-			_, _ = p.pty.Write([]byte{4}) // what a terminal's user types for the end of input
-		}
-		p.closeInput()
-	}
-	apierr.WriteJSON(w, http.StatusOK, map[string]int64{"offset": p.stdinSeen})
-	return nil
+	return m.writeView(w, p)
 }
 
 func (m *Manager) serveResize(w http.ResponseWriter, r *http.Request) error {
@@ -412,7 +427,7 @@ func (m *Manager) serveResize(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	var size Window
-	if err := decode(w, r, maxBody, &size); err != nil {
+	if err := m.readJSON(w, r, maxBody, &size); err != nil {
 		return err
 	}
 	if size.Rows == 0 || size.Cols == 0 {
@@ -433,7 +448,7 @@ func (m *Manager) serveLease(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ttl, err := queryNumber(r, "ttl_ms", 30_000, 600_000)
+	ttl, err := queryNumber(r, "ttl_ms", standardLease.Milliseconds(), maxLease.Milliseconds())
 	if err != nil {
 		return err
 	}
@@ -450,57 +465,17 @@ func (m *Manager) serveLease(w http.ResponseWriter, r *http.Request) error {
 
 func (m *Manager) serveAcks(w http.ResponseWriter, r *http.Request) error {
 	var body map[string]uint64
-	if err := decode(w, r, maxBody, &body); err != nil {
+	if err := m.readJSON(w, r, maxBody, &body); err != nil {
 		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for id, n := range body {
 		if p := m.byID[id]; p != nil {
-			m.used -= p.journal.drop(n)
+			m.used -= p.journal.acknowledge(n)
 		}
 	}
 	m.room.Broadcast()
 	w.WriteHeader(http.StatusNoContent)
 	return nil
-}
-
-// openPTY opens a terminal; the master's end is not blocking, so that no thread waits on it.
-func openPTY(size Window) (master, slave *os.File, err error) {
-	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	master = os.NewFile(uintptr(fd), "ptmx")
-	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
-		_ = master.Close()
-		return nil, nil, err
-	}
-	peer, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC)
-	if errno != 0 {
-		_ = master.Close()
-		return nil, nil, errno
-	}
-	slave = os.NewFile(peer, "pts")
-	if err := resize(master, size); err != nil {
-		_ = master.Close()
-		_ = slave.Close()
-		return nil, nil, err
-	}
-	return master, slave, nil
-}
-
-func resize(master *os.File, size Window) error {
-	raw, err := master.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var failure error
-	err = raw.Control(func(fd uintptr) {
-		failure = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: size.Rows, Col: size.Cols})
-	})
-	if err == nil {
-		err = failure
-	}
-	return err
 }

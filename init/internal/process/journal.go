@@ -1,13 +1,23 @@
 package process
 
-// journal keeps the frames of one process, numbered from 0. All its methods run under the manager's lock.
+import "encoding/binary"
+
+// journal keeps the frames of one process, numbered from 0. All its methods run under the manager's lock; the data of a frame never changes, so it
+// may be used without.
 type journal struct {
 	frames []frame
 	first  uint64 // number of frames[0]
 	size   int    // cost of all frames kept
+
+	// What was let go because it had been sent, though it was not acknowledged yet. It still counts against the window of the reader.
+	released   int
+	releasedTo uint64
 }
 
 func (j *journal) next() uint64 { return j.first + uint64(len(j.frames)) }
+
+// window is what the reader has not acknowledged.
+func (j *journal) window() int { return j.size + j.released }
 
 func (j *journal) add(f frame) {
 	j.frames = append(j.frames, f)
@@ -16,9 +26,7 @@ func (j *journal) add(f frame) {
 
 // drop forgets the frames before number n and returns what that freed.
 func (j *journal) drop(n uint64) (freed int) {
-	if n > j.next() {
-		n = j.next()
-	}
+	n = min(n, j.next())
 	for j.first < n {
 		freed += j.frames[0].cost()
 		j.frames[0] = frame{}
@@ -32,21 +40,33 @@ func (j *journal) drop(n uint64) (freed int) {
 	return freed
 }
 
-// from copies frames from number n on, at most max bytes of payload but always one frame, with a gap frame first when the oldest are gone.
-func (j *journal) from(n uint64, max int, visit func(kind byte, seq uint64, data []byte)) (next uint64) {
+// acknowledge forgets what its reader has consumed and returns what that freed.
+func (j *journal) acknowledge(n uint64) (freed int) {
+	if n >= j.releasedTo {
+		j.released = 0
+	}
+	return j.drop(n)
+}
+
+// release forgets the oldest frame, which was sent, and returns what that freed.
+func (j *journal) release() (freed int) {
+	freed = j.drop(j.first + 1)
+	j.released += freed
+	j.releasedTo = j.first
+	return freed
+}
+
+// from visits the frames from number n on, at most limit bytes of payload but always one frame; a gap frame comes first when the oldest are gone.
+func (j *journal) from(n uint64, limit int, visit func(kind byte, seq uint64, data []byte)) (next uint64) {
 	if n < j.first {
-		var to [8]byte
-		for i := range to {
-			to[i] = byte(j.first >> (56 - 8*i))
-		}
-		visit(frameGap, n, to[:])
+		visit(frameGap, n, binary.BigEndian.AppendUint64(nil, j.first))
 		n = j.first
 	}
 	for n < j.next() {
 		f := j.frames[n-j.first]
 		visit(f.kind, n, f.data)
 		n++
-		if max -= len(f.data); max <= 0 {
+		if limit -= len(f.data); limit <= 0 {
 			break
 		}
 	}

@@ -1,13 +1,21 @@
-// Package process runs, follows and kills the commands of a sandbox (init/API.md, "Processes"). One lock, the manager's, guards everything;
-// nothing blocks while it is held but a fork, so that a process is known before it can be reaped.
+// Package process runs, follows and kills the commands of a sandbox (init/API.md, "Processes").
+//
+// Two locks guard it, taken in this order. `children` is held while a child is made, reaped or signalled: so no exit code is lost, a pid is
+// signalled only before it was reaped, and nothing starts unseen while everything is being stopped. `mu` guards the table and the journals; nothing
+// blocks while it is held.
 package process
 
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"fmt"
+	"os"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"agentsandbox.dev/init/internal/gate"
 	"agentsandbox.dev/init/internal/sys"
@@ -18,185 +26,163 @@ const (
 	keepFinished = 10 * time.Minute
 	maxJournal   = 1 << 20
 	maxJournals  = 8 << 20
+	journalShare = 8 // the journals together may take this part of the sandbox's memory
 )
+
+// JournalBudget is how many bytes all journals may hold together, by the sandbox's memory limit.
+func JournalBudget() int {
+	if limit := sys.MemoryLimit(); limit != nil {
+		return int(min(*limit/journalShare, maxJournals))
+	}
+	return maxJournals
+}
 
 // Config says where commands run and with what environment.
 type Config struct {
 	Workspace string
 	Env       []string // init's own environment, already without what is not for commands
-	Budget    int64    // bytes of all journals together; 0: by the sandbox's memory limit
+	Budget    int      // bytes of all journals together
 }
 
 // Manager is the process table of a sandbox.
 type Manager struct {
 	config Config
 	gate   *gate.Gate
+	null   *os.File
+	name   string // our own, by which bridges are known
+	isInit bool   // PID 1: every process here is ours to stop
+	boot   atomic.Value
+
+	children sync.Mutex
+	parent   bool       // there are children of ours, also orphans; guarded by children
+	stopping sync.Mutex // held by whoever stops processes at large; taken before children
 
 	mu       sync.Mutex
-	room     *sync.Cond // a journal has room again, or a process has lost its reader
-	boot     string
+	room     *sync.Cond // a journal may have room again
 	byID     map[string]*Process
-	byPID    map[int]*Process
-	order    []*Process
+	byPID    map[int]*Process // what was not reaped
+	order    []*Process       // oldest first
 	streams  map[string]*stream
 	leases   map[string]*lease
-	peers    map[int]int // pid of a connected bridge -> its connections
 	used     int
-	budget   int
-	oomKills int64
+	starts   uint64
+	oomKills int64 // the kernel's count up to which deaths are explained
+	scratch  [maxPayload]byte
 
-	frozen  bool
-	thawed  chan struct{} // closed when a freeze ends
-	stopped time.Time     // when the freeze began
-	lost    time.Duration // time spent frozen
+	frozen   bool
+	thawed   chan struct{} // closed when a freeze ends
+	frozenAt time.Time
+	lost     time.Duration // time spent frozen
 
-	killing chan struct{} // how many kills scan /proc at once
+	killing chan struct{} // bounds how many kills look at /proc at once
+	bodies  chan struct{} // bounds how many large bodies are in memory at once
 }
 
 // New makes an empty table. Start its reaper with Reap before anything is started.
-func New(c Config, g *gate.Gate) *Manager {
-	m := &Manager{config: c, gate: g, boot: newID(), killing: make(chan struct{}, 2)}
-	m.room = sync.NewCond(&m.mu)
-	m.clear()
-	m.budget = maxJournals
-	if c.Budget > 0 {
-		m.budget = int(c.Budget)
-	} else if limit := sys.MemoryLimit(); limit != nil && *limit/8 < maxJournals {
-		m.budget = int(*limit / 8)
+func New(c Config, g *gate.Gate) (*Manager, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s cannot be opened, which commands need for their input: %w", os.DevNull, err)
 	}
+	m := &Manager{
+		config: c, gate: g, null: null, isInit: os.Getpid() == 1, killing: make(chan struct{}, 2), bodies: make(chan struct{}, 2),
+	}
+	m.boot.Store(newBootID())
+	m.room = sync.NewCond(&m.mu)
+	if self, ok := sys.Read(os.Getpid()); ok {
+		m.name = self.Name
+	}
+	m.clear()
 	if n := sys.OOMKills(); n != nil {
 		m.oomKills = *n
 	}
-	return m
+	return m, nil
 }
 
-func newID() string {
+func newBootID() string {
 	var b [16]byte
-	_, _ = rand.Read(b[:])
+	_, _ = rand.Read(b[:]) // never fails: it ends the program instead
 	return hex.EncodeToString(b[:])
 }
 
 func (m *Manager) clear() {
 	m.byID, m.byPID = map[string]*Process{}, map[int]*Process{}
 	m.streams, m.leases = map[string]*stream{}, map[string]*lease{}
-	m.peers = orEmpty(m.peers)
 	m.order, m.used = nil, 0
 }
 
-func orEmpty(peers map[int]int) map[int]int {
-	if peers == nil {
-		return map[int]int{}
-	}
-	return peers
-}
+// BootID names this life of the table: after a restart or a restore it is another. It takes no lock: it goes into every answer.
+func (m *Manager) BootID() string { return m.boot.Load().(string) }
 
-// BootID names this life of the table: after a restart or a restore it is another.
-func (m *Manager) BootID() string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.boot
-}
-
-// Running counts the processes that have not ended.
+// Running counts the commands that have not ended.
 func (m *Manager) Running() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.byPID)
 }
 
-// AddPeer remembers a connected bridge, which no freeze and no kill may touch. Call the result when its connection ends.
-func (m *Manager) AddPeer(pid int) (remove func()) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.peers[pid]++
-	return func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.peers[pid]--; m.peers[pid] <= 0 {
-			delete(m.peers, pid)
-		}
-	}
-}
-
-// Reap owns waiting: it takes every child that ended, ours and the orphans that were given to PID 1. It never returns.
-// There is no other wait in this program: a second one loses exit codes to this one.
-func (m *Manager) Reap(signals <-chan struct{}) {
+// Reap owns waiting: it takes every child that ended, ours and the orphans that were given to PID 1, whenever a SIGCHLD was seen. There is no other
+// wait in this program: a second one loses exit codes to this one. It returns when signals is closed.
+func (m *Manager) Reap(signals <-chan os.Signal) {
 	for range signals {
 		for m.reapOne() {
 		}
 	}
 }
 
-func (m *Manager) reapOne() bool {
-	// Under the lock, so that no pid is signalled after it was reaped, and none is reaped before its start is recorded.
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var status syscall.WaitStatus
-	pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
+func (m *Manager) reapOne() (more bool) {
+	defer sys.Recover("the reaper")
+	m.children.Lock()
+	defer m.children.Unlock()
+	pid, status, err := waitAny()
 	if err == syscall.EINTR {
 		return true
 	}
-	if err != nil || pid <= 0 {
+	if err != 0 || pid <= 0 {
+		m.parent = err != syscall.ECHILD
 		return false
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	oom := killedBySystem(status) && m.explainKill(m.byPID[pid])
 	if p := m.byPID[pid]; p != nil {
 		delete(m.byPID, pid)
-		p.status, p.reaped, p.ended = status, true, time.Now()
-		p.oom = m.wasOOM(status)
+		p.status, p.reaped, p.oom, p.ended = status, true, oom, time.Now()
 		close(p.dead)
 	}
 	return true
 }
 
-// wasOOM says whether the kernel's count of kills for want of memory rose since the last death that looks like one.
-func (m *Manager) wasOOM(status syscall.WaitStatus) bool {
-	killed := status.Signaled() && status.Signal() == syscall.SIGKILL || status.Exited() && status.ExitStatus() == 137
-	if !killed {
-		return false
-	}
+// waitAny is wait4(-1, WNOHANG), raw like all short calls on hot ways: the scheduler must not want one more thread while it lasts.
+func waitAny() (int, syscall.WaitStatus, syscall.Errno) {
+	var status int32
+	pid, _, errno := syscall.RawSyscall6(syscall.SYS_WAIT4, ^uintptr(0), uintptr(unsafe.Pointer(&status)), syscall.WNOHANG, 0, 0, 0)
+	return int(pid), syscall.WaitStatus(status), errno
+}
+
+// killedBySystem says whether a death looks like one for want of memory: its own, or that of a child, which a shell reports as 137.
+func killedBySystem(status syscall.WaitStatus) bool {
+	return status.Signaled() && status.Signal() == syscall.SIGKILL || status.Exited() && status.ExitStatus() == 137
+}
+
+// explainKill says whether the kernel's count of kills for want of memory has one that explains this death: it rose since the process was started,
+// and no earlier death was explained by that. p is nil for an orphan. Call it under mu.
+func (m *Manager) explainKill(p *Process) bool {
 	n := sys.OOMKills()
-	if n == nil || *n <= m.oomKills {
+	if n == nil || *n <= m.oomKills || p != nil && *n <= p.oomSeen {
 		return false
 	}
 	m.oomKills = *n
 	return true
 }
 
-// now is the time that limits run on: it stands still while the sandbox is frozen.
-func (m *Manager) now() time.Time {
-	if m.frozen {
-		return m.stopped.Add(-m.lost)
-	}
-	return time.Now().Add(-m.lost)
-}
-
-// after calls f once that much unfrozen time has passed. Call it under the lock; f runs without it.
-func (m *Manager) after(d time.Duration, f func()) (stop func()) {
-	deadline := m.now().Add(d)
-	done := false
-	var timer *time.Timer
-	timer = time.AfterFunc(d, func() {
-		m.mu.Lock()
-		rest := deadline.Sub(m.now())
-		if !done && rest > 0 {
-			timer.Reset(max(rest, 50*time.Millisecond))
-			m.mu.Unlock()
-			return
-		}
-		fire := !done
-		done = true
-		m.mu.Unlock()
-		if fire {
-			f()
-		}
-	})
-	return func() { done = true; timer.Stop() }
-}
-
-// forget drops a finished process. Call it under the lock.
+// forget drops a finished process. Call it under mu.
 func (m *Manager) forget(p *Process) {
 	m.used -= p.journal.drop(p.journal.next())
 	delete(m.byID, p.id)
+	for s := range p.streams {
+		s.remove(p)
+	}
 	for i, other := range m.order {
 		if other == p {
 			m.order = append(m.order[:i], m.order[i+1:]...)
@@ -206,7 +192,7 @@ func (m *Manager) forget(p *Process) {
 	m.room.Broadcast()
 }
 
-// tidy keeps the newest finished processes, and none for longer than 10 minutes. Call it under the lock.
+// tidy keeps the newest finished processes, and none for longer than 10 minutes. Call it under mu.
 func (m *Manager) tidy() {
 	finished := 0
 	for i := len(m.order) - 1; i >= 0; i-- {
@@ -222,6 +208,8 @@ func (m *Manager) tidy() {
 
 // Reset drops every process and journal, ends all event streams and makes a new boot id: nothing of before is left.
 func (m *Manager) Reset() string {
+	m.children.Lock()
+	defer m.children.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, p := range m.order {
@@ -233,57 +221,22 @@ func (m *Manager) Reset() string {
 	for _, s := range m.streams {
 		s.end()
 	}
-	m.clear()
-	m.boot = newID()
-	m.room.Broadcast()
-	return m.boot
-}
-
-type lease struct {
-	deadline time.Time
-	stop     func()
-}
-
-// renew sets a lease to end ttl from now. Call it under the lock.
-func (m *Manager) renew(id string, ttl time.Duration) {
-	if l := m.leases[id]; l != nil {
+	for _, l := range m.leases {
 		l.stop()
 	}
-	l := &lease{deadline: m.now().Add(ttl)}
-	l.stop = m.after(ttl, func() { m.expire(id, l) })
-	m.leases[id] = l
-}
-
-// expire ends everything that hangs on a lease that nobody renewed.
-func (m *Manager) expire(id string, l *lease) {
-	m.mu.Lock()
-	if m.leases[id] != l {
-		m.mu.Unlock()
-		return
-	}
-	delete(m.leases, id)
-	var attached []*Process
-	for _, p := range m.order {
-		if p.lease == id {
-			p.lease = "" // nobody reads any more: what it still writes must not hold it up
-			if p.exit == nil {
-				attached = append(attached, p)
-			}
-		}
-	}
+	m.clear()
+	m.boot.Store(newBootID())
 	m.room.Broadcast()
-	m.mu.Unlock()
-	for _, p := range attached {
-		go m.kill(p, reasonCanceled)
-	}
+	return m.BootID()
 }
 
-// attachedTo counts the running processes of a lease. Call it under the lock.
-func (m *Manager) attachedTo(id string) (n int) {
-	for _, p := range m.order {
-		if p.lease == id && p.exit == nil {
-			n++
+// CommandEnvironment is an environment without what a cluster adds for its own services, whose addresses are no business of sandboxed code.
+func CommandEnvironment(all []string) []string {
+	kept := make([]string, 0, len(all))
+	for _, entry := range all {
+		if !strings.HasPrefix(entry, "KUBERNETES_") {
+			kept = append(kept, entry)
 		}
 	}
-	return n
+	return kept
 }

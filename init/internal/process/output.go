@@ -2,49 +2,44 @@ package process
 
 import (
 	"errors"
+	"io"
 	"os"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"agentsandbox.dev/init/internal/sys"
 )
 
-func itoa(n int) string { return strconv.Itoa(n) }
+const (
+	smallestRead  = 4 << 10                // every process may hold that much, so that it makes progress whatever the others hold
+	terminalQuiet = 20 * time.Millisecond  // the kernel hands a terminal's output over a little later than it was written
+	terminalLimit = 200 * time.Millisecond // for what children that live on keep writing to it
+	terminalRetry = 100 * time.Millisecond
+)
 
-// outputs are our ends of a process's output; stderr is nil for a terminal.
-type outputs struct {
-	stdout, stderr *os.File
-}
+var errNoRoom = errors.New("the journal has no room")
 
-func (o outputs) close() {
-	for _, f := range []*os.File{o.stdout, o.stderr} {
-		if f != nil {
-			_ = f.Close()
-		}
+// follow reads the output of a process into its journal until it has exited and what was in its pipes then is read. Call it under mu.
+func (m *Manager) follow(p *Process, e ends) {
+	outputs := map[byte]*os.File{frameStdout: e.stdout}
+	if e.stderr != nil {
+		outputs[frameStderr] = e.stderr
 	}
-}
-
-// buffers are shared: a quiet process holds none.
-var buffers = sync.Pool{New: func() any { b := make([]byte, maxPayload); return &b }}
-
-// follow reads the output of a process into its journal until it has exited and what was in its pipes then is read. Call it under the lock.
-func (m *Manager) follow(p *Process, out outputs) {
 	var drained sync.WaitGroup
-	for kind, file := range map[byte]*os.File{frameStdout: out.stdout, frameStderr: out.stderr} {
-		if file != nil {
-			drained.Add(1)
-			go m.pump(p, kind, file, drained.Done)
-		}
+	for kind, file := range outputs {
+		drained.Add(1)
+		go m.pump(p, kind, file, e.pty != nil, sync.OnceFunc(drained.Done))
 	}
 	go func() {
+		defer sys.Recover("the end of a command")
 		<-p.dead
-		for _, file := range []*os.File{out.stdout, out.stderr} {
-			if file != nil {
-				// Wakes a pump that waits for more: what it has then is all that counts. Other holders of the pipe are not waited for.
-				_ = file.SetReadDeadline(time.Unix(1, 0))
-			}
+		for _, file := range outputs {
+			// Wakes a pump that waits for more: what it has then is all that counts. Other holders of the pipe are not waited for.
+			_ = file.SetReadDeadline(time.Unix(1, 0))
 		}
 		drained.Wait()
 		m.mu.Lock()
@@ -55,131 +50,184 @@ func (m *Manager) follow(p *Process, out outputs) {
 	}()
 }
 
-// pump moves output into the journal. When the process has exited it takes what is in the pipe, calls drained, and then reads on into nothing,
-// so that a background child that inherited the pipe lives on.
-func (m *Manager) pump(p *Process, kind byte, file *os.File, drained func()) {
+// pump moves output into the journal. When the process has exited it takes what is in the pipe, calls drained, and then reads on into nothing, so
+// that a background child that inherited the pipe lives on.
+func (m *Manager) pump(p *Process, kind byte, file *os.File, terminal bool, drained func()) {
+	defer sys.Recover("the reading of output")
+	defer drained()
 	defer func() { _ = file.Close() }()
 	raw, err := file.SyscallConn()
 	if err != nil {
-		drained()
 		return
 	}
 	for {
-		open, err := readSome(raw, -1, func(data []byte) { m.put(p, kind, data) })
-		if err == nil && open {
-			continue
-		}
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			m.drain(p, kind, raw)
-			drained()
-			_ = file.SetReadDeadline(time.Time{})
-			for open := true; open; {
-				if open, err = readSome(raw, -1, func([]byte) {}); err != nil {
-					return
-				}
-			}
-			return
-		}
-		// End of file, or EIO of a terminal that nobody holds any more: the exit still has to come.
-		drained()
-		if p.pty != nil {
-			<-p.dead
-		}
-		return
-	}
-}
-
-// drain takes what is in the pipe at this moment.
-func (m *Manager) drain(p *Process, kind byte, raw syscall.RawConn) {
-	left := 0
-	_ = raw.Control(func(fd uintptr) { left, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
-	for left > 0 {
-		took := 0
-		_ = raw.Control(func(fd uintptr) {
-			buffer := buffers.Get().(*[]byte)
-			n, err := unix.Read(int(fd), (*buffer)[:min(left, maxPayload)])
-			if err == nil && n > 0 {
-				took = n
-				m.put(p, kind, (*buffer)[:n])
-			}
-			buffers.Put(buffer)
-		})
-		if took == 0 {
-			return
-		}
-		left -= took
-	}
-}
-
-// readSome waits for output and hands it over; open is false at its end.
-func readSome(raw syscall.RawConn, limit int, take func([]byte)) (open bool, err error) {
-	var failure error
-	open = true
-	err = raw.Read(func(fd uintptr) bool {
-		buffer := buffers.Get().(*[]byte)
-		defer buffers.Put(buffer)
-		n, e := unix.Read(int(fd), *buffer)
+		_, err := m.take(p, kind, raw, maxPayload)
 		switch {
-		case e == unix.EAGAIN:
-			return false
-		case e == unix.EINTR:
-			return true
-		case e != nil:
-			failure, open = e, false
-		case n == 0:
-			open = false
+		case err == nil:
+		case err == errNoRoom:
+			if !m.waitForRoom(p) {
+				discard(raw) // a reset has dropped the journal
+				return
+			}
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			if terminal {
+				err = m.drainTerminal(p, kind, file, raw)
+			} else {
+				err = m.drain(p, kind, raw)
+			}
+			drained()
+			if err == nil {
+				_ = file.SetReadDeadline(time.Time{})
+				discard(raw)
+			}
+			return
+		case terminal && !waitDead(p, terminalRetry):
+			// Nobody holds the terminal at the moment; a process may open it again.
 		default:
-			take((*buffer)[:n])
+			return
 		}
-		return true
-	})
-	if err == nil {
-		err = failure
 	}
-	return open, err
 }
 
-// put appends output to the journal. With a reader attached it waits for room, which stops the reading of the pipe; without one the oldest frames go.
-func (m *Manager) put(p *Process, kind byte, data []byte) {
-	f := frame{kind, append([]byte(nil), data...)}
+func waitDead(p *Process, limit time.Duration) bool {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-p.dead:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// drain takes what is in the pipe at this moment; an error ends the pipe.
+func (m *Manager) drain(p *Process, kind byte, raw syscall.RawConn) error {
+	left := 0
+	if err := raw.Control(func(fd uintptr) { left, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }); err != nil {
+		return err
+	}
+	for left > 0 {
+		var n int
+		var err error
+		if e := raw.Control(func(fd uintptr) { n, err = m.takeNow(p, kind, fd, left) }); e != nil {
+			return e
+		}
+		switch {
+		case err == errNoRoom:
+			if !m.waitForRoom(p) {
+				return nil
+			}
+		case err == unix.EAGAIN:
+			return nil
+		case err != nil:
+			return err
+		}
+		left -= n
+	}
+	return nil
+}
+
+// drainTerminal takes what a terminal still gives: until its end, or until it was quiet for a moment.
+func (m *Manager) drainTerminal(p *Process, kind byte, file *os.File, raw syscall.RawConn) error {
+	for begun := time.Now(); time.Since(begun) < terminalLimit; {
+		_ = file.SetReadDeadline(time.Now().Add(terminalQuiet))
+		_, err := m.take(p, kind, raw, maxPayload)
+		switch {
+		case err == errNoRoom:
+			if !m.waitForRoom(p) {
+				return nil
+			}
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+	return nil
+}
+
+// take waits for output and journals what is there, up to limit bytes. The error is errNoRoom, os.ErrDeadlineExceeded, io.EOF or the kernel's.
+func (m *Manager) take(p *Process, kind byte, raw syscall.RawConn, limit int) (n int, err error) {
+	failure := raw.Read(func(fd uintptr) bool {
+		n, err = m.takeNow(p, kind, fd, limit)
+		return err != unix.EAGAIN
+	})
+	if failure != nil {
+		return 0, failure
+	}
+	return n, err
+}
+
+// takeNow reads without waiting, as much as the journal has room for: both under mu, so that room is never promised twice. The read is raw: it does
+// not block, and the scheduler must not want one more thread while it lasts.
+func (m *Manager) takeNow(p *Process, kind byte, fd uintptr, limit int) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for !m.fits(p, f) {
-		switch {
-		case p.gone:
-			return
-		case m.evict(p):
-		case p.lease == "":
-			// A background process, or one whose reader is gone: the newest output is worth more than the oldest.
-			m.used -= p.journal.drop(p.journal.first + 1)
-		default:
-			m.room.Wait()
-		}
+	room := m.roomFor(p)
+	if room == 0 {
+		return 0, errNoRoom
 	}
-	if !p.gone {
-		m.append(p, f)
+	for {
+		n, _, errno := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(&m.scratch)), uintptr(min(room, limit, maxPayload)))
+		switch {
+		case errno == syscall.EINTR:
+			continue
+		case errno != 0:
+			return 0, errno
+		case n == 0:
+			return 0, io.EOF
+		}
+		m.add(p, frame{kind, append([]byte(nil), m.scratch[:n]...)})
+		return int(n), nil
 	}
 }
 
-func (m *Manager) append(p *Process, f frame) {
+// add appends a frame to the journal. Call it under mu.
+func (m *Manager) add(p *Process, f frame) {
 	m.used += f.cost()
 	p.journal.add(f)
 	p.wake()
 }
 
-// fits says whether a frame may be added: one frame is always allowed, so that every process makes progress.
-func (m *Manager) fits(p *Process, f frame) bool {
-	if p.gone || p.journal.size == 0 {
-		return !p.gone
+// waitForRoom waits until the journal has room; false when the process was dropped.
+func (m *Manager) waitForRoom(p *Process) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for !p.gone && m.roomFor(p) == 0 {
+		m.room.Wait()
 	}
-	return p.journal.size+f.cost() <= maxJournal && m.used+f.cost() <= m.budget
+	return !p.gone
 }
 
-// evict frees the journal of the oldest finished process that was delivered, when all journals together are the problem.
-func (m *Manager) evict(p *Process) bool {
-	if p.journal.size+maxPayload > maxJournal {
-		return false
+// roomFor is how many bytes of output may be journalled now. It is 0 only with an attached reader who has to take something first, or after a
+// reset: without a reader the oldest frames go. Call it under mu.
+func (m *Manager) roomFor(p *Process) int {
+	for !p.gone {
+		own := maxJournal - p.journal.window() - frameOverhead
+		all := m.config.Budget - m.used - frameOverhead
+		switch {
+		case own >= smallestRead && all >= smallestRead:
+			return min(own, all)
+		case own >= smallestRead && m.evict():
+		case own >= smallestRead && p.journal.size == 0:
+			return smallestRead
+		case p.lease == "":
+			// The newest output is worth more than the oldest. This ends: with an empty journal one of the cases above holds.
+			m.used -= p.journal.drop(p.journal.first + 1)
+			p.journal.released = 0
+		case own >= smallestRead && p.sent > p.journal.first:
+			// The others hold all there is. What was sent already is most likely with its reader, who may see no reason to acknowledge it yet; when
+			// it was lost on the way, he is told of the gap.
+			m.used -= p.journal.release()
+		default:
+			return 0
+		}
 	}
+	return 0
+}
+
+// evict frees the journal of the oldest finished process that was delivered. Call it under mu.
+func (m *Manager) evict() bool {
 	for _, other := range m.order {
 		if other.exit != nil && other.delivered && len(other.journal.frames) > 1 {
 			m.used -= other.journal.drop(other.journal.next() - 1)
@@ -187,4 +235,20 @@ func (m *Manager) evict(p *Process) bool {
 		}
 	}
 	return false
+}
+
+// discard reads into nothing until nobody holds the other end.
+func discard(raw syscall.RawConn) {
+	buffer := make([]byte, smallestRead)
+	for open := true; open; {
+		err := raw.Read(func(fd uintptr) bool {
+			n, _, errno := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)))
+			if errno == syscall.EAGAIN {
+				return false
+			}
+			open = errno == syscall.EINTR || errno == 0 && n > 0
+			return true
+		})
+		open = open && err == nil
+	}
 }

@@ -1,14 +1,14 @@
-// Package server is the HTTP server of the guest: who may connect, the boot id on every answer, health and shutdown.
+// Package server is the HTTP server of the guest: health, resources, shutdown, and the boot id on every answer. Who may connect is in listener.go.
 package server
 
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"os"
 	"runtime"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,12 +20,12 @@ import (
 )
 
 const (
-	// Socket is the abstract socket: no file that sandboxed code could unlink or bind again, no port.
-	Socket = "@sandbox-init"
 	// API is the version of init/API.md that is answered.
 	API = 1
 
-	maxConnections = 8
+	maxHeader    = 64 << 10 // a path has at most 4096 bytes, percent-encoded three times that
+	shutdownTime = 5 * time.Second
+	bootHeader   = "Sandbox-Boot-Id"
 )
 
 // Config is what health tells, and where the workspace is.
@@ -34,7 +34,7 @@ type Config struct {
 	Workspace string
 	// AllowPeer says whether a peer may be served; nil is the rule of a sandbox: only what was started from outside.
 	AllowPeer func(pid int) bool
-	// Shutdown is called after the answer to a shutdown was sent.
+	// Shutdown is called after the answer to a shutdown was sent and everything was ended.
 	Shutdown func()
 }
 
@@ -66,95 +66,54 @@ func New(c Config, g *gate.Gate, p *process.Manager) *Server {
 // Mux is where the calls are registered.
 func (s *Server) Mux() *http.ServeMux { return s.mux }
 
-// cameFromOutside: a process that the engine starts in a sandbox has parent 0; a child of sandboxed code never has.
-func cameFromOutside(pid int) bool {
-	p, ok := sys.Read(pid)
-	return ok && pid > 1 && p.PPID == 0
-}
-
-// Listen binds the socket. Do it before any user code can run.
-func Listen(name string) (*net.UnixListener, error) {
-	return net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
-}
-
 // Serve answers until the listener is closed.
 func (s *Server) Serve(l *net.UnixListener) error {
-	h := &http.Server{
-		Handler:           http.HandlerFunc(s.answer),
-		ReadHeaderTimeout: 0, // an idle channel is kept for long; the peer is ours
-		MaxHeaderBytes:    64 << 10,
-	}
-	err := h.Serve(&listener{UnixListener: l, server: s, places: make(chan struct{}, maxConnections)})
-	if errors.Is(err, http.ErrServerClosed) {
+	// No time limits: an idle channel is kept for long, and the peer is the engine's. A full listener closes the longest idle.
+	connections := newConnections()
+	h := &http.Server{Handler: http.HandlerFunc(s.answer), MaxHeaderBytes: maxHeader, ConnState: connections.note}
+	err := h.Serve(&listener{UnixListener: l, allow: s.config.AllowPeer, connections: connections})
+	if errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
 		return nil
 	}
 	return err
 }
 
 func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Sandbox-Boot-Id", s.processes.BootID())
-	s.mux.ServeHTTP(w, r)
+	s.mux.ServeHTTP(&bootWriter{ResponseWriter: w, bootID: s.processes.BootID}, r)
 }
 
-// listener serves allowed peers only, and not more at once than there are threads for their blocking calls.
-type listener struct {
-	*net.UnixListener
-	server *Server
-	places chan struct{}
+// bootWriter adds the boot id when the answer begins: a restore makes a new one, which its own answer has to carry.
+type bootWriter struct {
+	http.ResponseWriter
+	bootID func() string
+	begun  bool
 }
 
-func (l *listener) Accept() (net.Conn, error) {
-	for {
-		l.places <- struct{}{}
-		c, err := l.AcceptUnix()
-		if err != nil {
-			<-l.places
-			if errors.Is(err, net.ErrClosed) {
-				return nil, err
-			}
-			// Out of descriptors: the next one may find room.
-			time.Sleep(10 * time.Millisecond)
-			continue
-		}
-		pid, err := peer(c)
-		if err != nil || !l.server.config.AllowPeer(pid) {
-			_ = c.Close()
-			<-l.places
-			continue
-		}
-		remove := l.server.processes.AddPeer(pid)
-		return &connection{UnixConn: c, closed: func() { remove(); <-l.places }}, nil
+func (w *bootWriter) WriteHeader(status int) {
+	w.begin()
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *bootWriter) Write(data []byte) (int, error) {
+	w.begin()
+	return w.ResponseWriter.Write(data)
+}
+
+func (w *bootWriter) begin() {
+	if !w.begun {
+		w.begun = true
+		w.Header().Set(bootHeader, w.bootID())
 	}
 }
 
-type connection struct {
-	*net.UnixConn
-	closed func()
+// ReadFrom keeps the fast ways that the connection has for copying.
+func (w *bootWriter) ReadFrom(r io.Reader) (int64, error) {
+	w.begin()
+	return io.Copy(w.ResponseWriter, r)
 }
 
-func (c *connection) Close() error {
-	err := c.UnixConn.Close()
-	if err == nil {
-		c.closed()
-	}
-	return err
-}
-
-func peer(c *net.UnixConn) (int, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	var failure error
-	if err := raw.Control(func(fd uintptr) { cred, failure = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return 0, err
-	}
-	if failure != nil {
-		return 0, failure
-	}
-	return int(cred.Pid), nil
-}
+// Unwrap lets http.ResponseController reach the connection.
+func (w *bootWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 	apierr.WriteJSON(w, http.StatusOK, map[string]any{
@@ -183,24 +142,14 @@ func (s *Server) shutdown(w http.ResponseWriter, _ *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 	_ = http.NewResponseController(w).Flush()
 	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer sys.Recover("a shutdown")
+		ctx, cancel := context.WithTimeout(context.Background(), shutdownTime)
 		defer cancel()
-		_ = s.processes.KillAll(ctx)
+		_ = s.processes.KillAll(ctx) // what is left goes with PID 1
 		if s.config.Shutdown != nil {
 			s.config.Shutdown()
 			return
 		}
 		os.Exit(0)
 	}()
-}
-
-// Detach makes this process one that its own user can neither trace nor read; it must be the first thing it does.
-func Detach() {
-	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
-	// Every channel, pipe and child costs descriptors: take what the engine allows.
-	var limit syscall.Rlimit
-	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) == nil && limit.Cur < limit.Max {
-		limit.Cur = limit.Max
-		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)
-	}
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Self is what init itself holds.
+// Self is what init itself holds, as GET /v1/resources shows it; what cannot be read is nil.
 func Self(goroutines int) map[string]any {
 	out := map[string]any{"rss": nil, "threads": nil, "goroutines": goroutines, "open_files": nil}
 	if data, err := os.ReadFile("/proc/self/status"); err == nil {

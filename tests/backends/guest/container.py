@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import httpcore
-
 from agent_sandbox_core.errors import ChannelError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-
 from agent_sandbox_core.channel import ChannelBudget
 from agent_sandbox_core.errors import BackendError, Conflict, Forbidden, InvalidRequest, NotFound, OutcomeUnknown, PayloadTooLarge
 from agent_sandbox_core.guest import ChannelGuest

@@ -18,7 +18,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import h11
 import httpcore
-
 from agent_sandbox_core.errors import ChannelError
 from agent_sandbox_core.frames import EXIT, HEARTBEAT, encode_frame
 from agent_sandbox_core.names import new_guest_id

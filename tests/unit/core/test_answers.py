@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from agent_sandbox_core.channel import Answer
 from agent_sandbox_core.errors import BackendError, SandboxError
 from agent_sandbox_core.guest.answers import (
@@ -24,6 +21,8 @@ from agent_sandbox_core.guest.answers import (
     parse_process,
     raise_error,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 API = Path(__file__).resolve().parents[3] / "init" / "API.md"
 GO = Path(__file__).resolve().parents[3] / "init"

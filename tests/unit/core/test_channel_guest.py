@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-
 from agent_sandbox_core.channel import ChannelBudget
 from agent_sandbox_core.errors import BackendError, ChannelError, InvalidRequest, OutcomeUnknown, SandboxDied, SandboxError, Unavailable
 from agent_sandbox_core.guest import ChannelGuest
@@ -211,7 +210,7 @@ async def test_a_sandbox_that_cannot_be_reached_any_more_is_given_up_after_a_bou
     lease = next(iter(far.processes.values())).body["lease"]
     far.refusing = True
     far.cut_all()
-    with pytest.raises(OutcomeUnknown, match="may still run; .* ends within 30 s"):
+    with pytest.raises(OutcomeUnknown, match=r"may still run; .* ends within 30 s"):
         await asyncio.wait_for(run, 5)
     far.refusing = False
     await until(lambda: not guest._processes._condemned or guest._processes._renewing)

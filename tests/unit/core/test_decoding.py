@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+import itertools
 
 from agent_sandbox_core.decoding import OutputCollector, TextDecoder
+from hypothesis import given
+from hypothesis import strategies as st
 
 chunks = st.lists(st.one_of(st.binary(max_size=40), st.text(max_size=10).map(str.encode)), max_size=20)
 
@@ -21,7 +22,7 @@ def test_valid_text_never_gets_a_replacement(text: str, places: list[int]) -> No
     data = text.encode()
     edges = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     decoder = TextDecoder()
-    found = "".join(decoder.decode(data[start:end]) for start, end in zip(edges, edges[1:], strict=False)) + decoder.finish()
+    found = "".join(decoder.decode(data[start:end]) for start, end in itertools.pairwise(edges)) + decoder.finish()
     assert found == text
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from agent_sandbox_core.frames import EXIT, GAP, HEARTBEAT, STDERR, STDOUT, Frame, FrameError, FrameParser, encode_frame, gap_end
 from hypothesis import given
 from hypothesis import strategies as st
-
-from agent_sandbox_core.frames import EXIT, GAP, HEARTBEAT, STDERR, STDOUT, Frame, FrameError, FrameParser, encode_frame, gap_end
 
 ids = st.binary(min_size=16, max_size=16)
 numbers = st.integers(0, 2**64 - 1)
@@ -18,7 +19,7 @@ frames = st.lists(st.one_of(output, gaps, beats), max_size=20)
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
     edges = sorted({0, len(data), *(place % (len(data) + 1) for place in at)})
-    return [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [data[start:end] for start, end in itertools.pairwise(edges)]
 
 
 @given(frames, st.lists(st.integers(0, 10**6), max_size=30))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_network
 
 import pytest
-
 from agent_sandbox_core import hardening
 
 NETWORKS = [ip_network(network) for network in hardening.BLOCKED_NETWORKS]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
-
 from agent_sandbox_core.errors import InvalidRequest
 from agent_sandbox_core.interfaces import GuestFile
 from agent_sandbox_core.paths import check_path, file_info, parse_path, quote_path, show_path
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 raw_paths = st.binary(min_size=1, max_size=300).filter(lambda raw: b"\0" not in raw and not raw.startswith(b"//"))
 

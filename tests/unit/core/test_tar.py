@@ -7,11 +7,10 @@ import tarfile
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from agent_sandbox_core.errors import PayloadTooLarge
 from agent_sandbox_core.snapshots import ArchiveIndex, InvalidArchive, TarInspector
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from .archives import MANIFEST, archive, folder, member, pack
 
