@@ -294,9 +294,7 @@ class LocalBackend:
     async def _fill(self, guest: Guest, snapshot_id: str) -> None:
         async with self._store.read(snapshot_id) as opened:
             record = opened.record
-            await guest.restore(
-                opened.chunks, bytes=record.data_bytes, entries=record.entries, max_bytes=max(self._limits.max_snapshot_bytes, record.tar_bytes)
-            )
+            await guest.restore(opened.chunks, bytes=record.data_bytes, entries=record.entries, max_bytes=self._limits.max_snapshot_bytes)
 
     # Work that holds a sandbox
 
