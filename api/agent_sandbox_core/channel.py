@@ -38,6 +38,8 @@ STALL_SECONDS = 75.0
 """Longest silence inside a transfer: an archive is thawed after 60 s at the latest."""
 IDLE_SECONDS = 60.0
 TURN_SECONDS = 120.0
+ANSWER_POLL_SECONDS = 0.05
+"""How often an upload that cannot go on looks for an early answer: a stream can be asked whether it is readable, not waited for."""
 NO_CONTENT = 204
 
 TRANSPORT_ERRORS: tuple[type[Exception], ...] = (
@@ -200,13 +202,27 @@ class Channel:
 
     async def _send(self, upload: AsyncIterator[bytes]) -> None:
         async for part in upload:
-            if self._stream.get_extra_info("is_readable"):
-                self.sent_all = False
-                return
             if part:
                 for piece in self._http.send_with_data_passthrough(h11.Data(data=part)) or ():
-                    await self._write(piece)
+                    if not await self._write_unless_answered(piece):
+                        self.sent_all = False
+                        return
         await self._write(self._http.send(h11.EndOfMessage()) or b"")
+
+    async def _write_unless_answered(self, data: bytes) -> bool:
+        """Writes, or says False as soon as the guest has answered before it has everything: it takes no more then, and waiting for room would be in vain."""
+        if self._stream.get_extra_info("is_readable"):
+            return False
+        writing = asyncio.ensure_future(self._write(data))
+        try:
+            while not writing.done():
+                await asyncio.wait({writing}, timeout=ANSWER_POLL_SECONDS)
+                if not writing.done() and self._stream.get_extra_info("is_readable"):
+                    return False
+            await writing
+        finally:
+            writing.cancel()
+        return True
 
     async def _write(self, data: bytes) -> None:
         async with asyncio.timeout(STALL_SECONDS):
