@@ -82,9 +82,7 @@ async def test_many_commands_at_once_share_two_channels(guest: ChannelGuest, far
 
 async def test_stream_gives_output_as_it_comes_and_the_exit_last(guest: ChannelGuest) -> None:
     began = time.monotonic()
-    found = []
-    async for event in guest.stream(command("echo a; sleep 0.5; echo b >&2; exit 9")):
-        found.append((event, time.monotonic() - began))
+    found = [(event, time.monotonic() - began) async for event in guest.stream(command("echo a; sleep 0.5; echo b >&2; exit 9"))]
     kinds = [(event.type, getattr(event, "data", None)) for event, _ in found]
     assert kinds == [("stdout", "a\n"), ("stderr", "b\n"), ("exit", None)]
     assert found[0][1] < 0.4
