@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -24,7 +24,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, Per
 from obstore.store import LocalStore, ObjectStore
 from pydantic import ValidationError
 
-from agent_sandbox_core.errors import BackendError, Conflict, SnapshotNotFound
+from agent_sandbox_core.errors import BackendError, Conflict, SandboxError, SnapshotNotFound
 
 from .manifest import Manifest, Record
 from .names import BLOB, INSTANCE, RECORD, check_id, id_of
@@ -51,6 +51,17 @@ class OpenSnapshot:
 
     record: Record
     chunks: AsyncIterator[bytes]
+
+
+async def _to_its_end(write: Awaitable[object]) -> None:
+    """Waits for a short write even when the caller is cancelled meanwhile: one that is still under way could come after the clean-up."""
+    writing = asyncio.ensure_future(write)
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        with contextlib.suppress(BaseError, OSError):
+            await writing
+        raise
 
 
 class SnapshotStore:
@@ -102,6 +113,7 @@ class SnapshotStore:
         if snapshot_id in self._active or await self._exists(snapshot_id):
             raise Conflict(f"snapshot {snapshot_id} exists already")
         self._active.add(snapshot_id)
+        committed = False
         try:
             spooled = await self._spool.receive(archive(body), body, max_bytes)
             try:
@@ -116,8 +128,15 @@ class SnapshotStore:
                     skipped=spooled.index.skipped,
                 )
                 await self._commit(record, spooled)
+                committed = True
             finally:
                 await self._spool.run(_remove, spooled.path)
+        except asyncio.CancelledError:
+            if committed:
+                # Nobody will be told of it, so it must not be there. What cannot be taken back is a snapshot too many, not one too few.
+                with contextlib.suppress(SandboxError):
+                    await self.delete(snapshot_id)
+            raise
         finally:
             self._active.discard(snapshot_id)
         self._records[snapshot_id] = record
@@ -217,7 +236,7 @@ class SnapshotStore:
                 await self._spool.run(_move_synced, spooled.path, self._directory / blob)
             else:
                 await obstore.put_async(self._store, blob, spooled.path, chunk_size=PART_BYTES, max_concurrency=MAX_CONCURRENCY)
-            await obstore.put_async(self._store, name, record.to_bytes(), mode="create")
+            await _to_its_end(obstore.put_async(self._store, name, record.to_bytes(), mode="create"))
             if self._directory is not None:
                 await self._spool.run(_sync, self._directory / name)
         except BaseException as error:
