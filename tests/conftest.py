@@ -59,6 +59,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = keep
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A line for each failure into the file that AGENT_SANDBOX_TEST_DIGEST names: CI prints it last, even when pytest itself dies."""
+    digest = os.environ.get("AGENT_SANDBOX_TEST_DIGEST")
+    if digest and report.failed:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        text = " ".join(str(crash.message if crash else report.longrepr).split())
+        with Path(digest).open("a") as sink:
+            sink.write(f"{report.nodeid} ({report.when}, {report.duration:.0f} s): {text[:400]}\n")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     count = config.stash.get(DESELECTED, 0)
     if count:

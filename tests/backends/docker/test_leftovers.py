@@ -24,11 +24,13 @@ async def die_while_making(instance_id: str, network: str, seconds: float) -> li
     command = [sys.executable, "-m", "tests.backends.docker.dying", instance_id, network]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
-    assert await asyncio.wait_for(process.stdout.readline(), 60) == b"open\n"
-    await asyncio.sleep(seconds)
-    process.kill()
-    told = (await process.stdout.read()).decode().split()
-    await process.wait()
+    try:
+        assert await asyncio.wait_for(process.stdout.readline(), 60) == b"open\n"
+        await asyncio.sleep(seconds)
+    finally:
+        process.kill()
+        told = (await process.stdout.read()).decode().split()
+        await process.wait()
     return told
 
 
