@@ -246,11 +246,15 @@ def test_a_command_over_the_process_limit_is_126_and_says_so(api: Api) -> None:
     sandbox = api.new(pids_limit=16)["id"]
     with api.streaming(sandbox, ["python3", "-c", HOG], timeout_seconds=60) as answer:
         assert "stdout" in next(answer.iter_lines())
-        # A place that a bridge gives back goes to whoever is quicker, so not each try meets a full table.
-        results = [api.run(sandbox, ["true"]) for _ in range(20)]
-        full = [result for result in results if result["exit_code"] == 126]
-        assert full and {result["exit_code"] for result in results} <= {0, 126}, results
-        assert all("process" in result["stderr"].lower() for result in full), full
+
+        def meets_a_full_table() -> bool:
+            # A place that a bridge or the last command gives back goes to whoever is quicker, so not each try does.
+            result = api.run(sandbox, ["true"])
+            assert result["exit_code"] in (0, 126), result
+            assert result["exit_code"] == 0 or "process" in result["stderr"].lower(), result
+            return bool(result["exit_code"] == 126)
+
+        eventually(meets_a_full_table, within=30, why="a command meets the process limit")
     # The dropped stream cancels the hog; then there is room again.
     eventually(lambda: api.run(sandbox, ["true"])["exit_code"] == 0, within=10, why="room for processes is back")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 import tempfile
 from pathlib import Path
 from typing import Literal
 
-ENGINE = "/var/run/docker.sock"
+ENGINE = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
 
 
 class Relay:

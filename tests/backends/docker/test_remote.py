@@ -162,7 +162,7 @@ def ssh_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         "UsePAM": "no",
         "PasswordAuthentication": "no",
         "MaxStartups": "100",
-        "SetEnv": f"PATH={os.environ['PATH']}",
+        "SetEnv": f"PATH={os.environ['PATH']} DOCKER_HOST={os.environ.get('DOCKER_HOST', 'unix:///var/run/docker.sock')}",
     }
     (folder / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
     Path("/run/sshd").mkdir(exist_ok=True)
