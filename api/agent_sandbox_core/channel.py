@@ -170,11 +170,14 @@ class Channel:
 
     async def read_part(self, seconds: float = STALL_SECONDS) -> bytes | None:
         """The next bytes of a streamed answer, None at its end. A transport error when it ends early, or after `seconds` of silence."""
-        async with asyncio.timeout(seconds):
-            part = await self._next_data()
-        if part is None:
-            self._end()
-        return part
+        event = self._http.next_event()
+        if event is h11.NEED_DATA:
+            async with asyncio.timeout(seconds):
+                event = await self._next_event()
+        if isinstance(event, h11.Data):
+            return bytes(event.data)
+        self._end()
+        return None
 
     async def rest(self) -> bytes:
         """The rest of a streamed answer that is short: an error, or a few JSON keys."""

@@ -51,11 +51,25 @@ class ExecStream(httpcore.AsyncNetworkStream):
                     self._end()
                     return b""
                 self._feed(data)
-        piece = self._ready.popleft()
-        if len(piece) > max_bytes:
-            self._ready.appendleft(piece[max_bytes:])
-            piece = piece[:max_bytes]
-        return piece
+        return self._gather(max_bytes)
+
+    def _gather(self, most: int) -> bytes:
+        """All that is here, up to so many bytes: the engine's frames are small, and each read costs its readers the same."""
+        size, pieces = 0, []
+        while size < most:
+            if not self._ready:
+                data = self._wire.take() if self._fault is None else b""
+                if not data:
+                    break
+                self._feed(data)
+                continue
+            piece = self._ready.popleft()
+            if size + len(piece) > most:
+                self._ready.appendleft(piece[most - size :])
+                piece = piece[: most - size]
+            pieces.append(piece)
+            size += len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 - httpcore's signature
         """See httpcore."""
