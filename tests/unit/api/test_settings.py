@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from agent_sandbox_api.settings import Settings, SettingsError, load_settings
 
@@ -64,3 +66,10 @@ def test_several_faults_make_one_line_that_names_them_all() -> None:
         make_settings(port=0, sandbox_user="root", tmp_size_mb=-1)
     line = str(caught.value)
     assert "\n" not in line and all(name in line for name in ("PORT", "SANDBOX_USER", "TMP_SIZE_MB"))
+
+
+def test_the_documentation_lists_exactly_the_settings_that_there_are() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "settings.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    told = [name.strip().strip("`").lower() for row in rows for name in row.split(",")]
+    assert sorted(told) == sorted(Settings.model_fields)
