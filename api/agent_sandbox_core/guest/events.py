@@ -1,7 +1,8 @@
 """The event stream: one channel that carries the frames of all running commands of a guest.
 
 It is opened for the first command that needs it and closed after 60 s without any. The guest sends a heartbeat every 15 s; after 45 s of
-silence, or when the channel breaks, it is opened again and every command goes on from the first frame it has not seen.
+silence, or when the channel breaks, it is opened again and every command goes on from the first frame it has not seen. While it cannot be
+opened (a full process table takes no new bridge), frames are fetched over the channel that is kept for short calls.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from .calls import GuestCalls
 from .runs import Run
 
 SILENCE_SECONDS = 45.0
+POLL_SECONDS = 0.1
+POLL_BYTES = 256 << 10
 RETRY_SECONDS = 10.0
 """How long a lost connection is sought again before the outcome of its commands is called unknown."""
 CONFLICT = 409
@@ -108,14 +111,36 @@ class EventStream:
             except SandboxError as error:
                 failure = error
             self._lane.drop()
-            if known is not None or loop.time() >= deadline:
+            if known is None and await self._fetch(following, for_seconds=pause):
+                deadline = loop.time() + RETRY_SECONDS
+            elif known is not None or loop.time() >= deadline:
                 await self._lost(
                     following, f"the connection that carries the command's output broke and could not be opened again ({failure})", known
                 )
                 continue
-            await asyncio.sleep(pause)
+            else:
+                await asyncio.sleep(pause)
             pause = min(pause * 2, 1.0)
         return None
+
+    async def _fetch(self, runs: list[Run], *, for_seconds: float) -> bool:
+        """Fetches what the runs wrote for so long, by short calls; False when these do not get through either."""
+        deadline = asyncio.get_running_loop().time() + for_seconds
+        while asyncio.get_running_loop().time() < deadline:
+            for run in runs:
+                target = f"/v1/processes/{run.id}/output?from={run.next_seq}&max_bytes={POLL_BYTES}"
+                try:
+                    answer = await self._calls.exchange(Request("GET", target, idempotent=True, max_answer=2 * POLL_BYTES))
+                    if answer.status >= ERROR_STATUS:
+                        return False
+                    self._take(FrameParser(), answer.body)
+                except (Broken, FrameError, SandboxError):
+                    return False
+            runs = [run for run in runs if not run.done]
+            if not runs:
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        return True
 
     async def _open(self) -> Channel:
         channel = await self._lane.channel()
@@ -132,19 +157,21 @@ class EventStream:
             data = await channel.read_part(SILENCE_SECONDS)
             if data is None:
                 return False
-            frames = parser.feed(data)
+            self._take(parser, data)
         except TRANSPORT_ERRORS:
             return False
         except FrameError:
             return False  # what follows cannot be told apart: a new connection starts at a frame again
-        for frame in frames:
+        return bool(self._runs) or asyncio.get_running_loop().time() < self._idle_since + IDLE_SECONDS
+
+    def _take(self, parser: FrameParser, data: bytes) -> None:
+        for frame in parser.feed(data):
             if frame.type == HEARTBEAT:
                 continue
             run = self._runs.get(frame.process)
             if run is not None:
                 run.feed(frame)
                 self._consumed(run)
-        return bool(self._runs) or asyncio.get_running_loop().time() < self._idle_since + IDLE_SECONDS
 
     async def _subscribe_all(self) -> None:
         for run in self.runs:

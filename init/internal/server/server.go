@@ -79,7 +79,9 @@ func (s *Server) Serve(l *net.UnixListener) error {
 }
 
 func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
-	s.mux.ServeHTTP(&bootWriter{ResponseWriter: w, bootID: s.processes.BootID}, r)
+	out := &bootWriter{ResponseWriter: w, bootID: s.processes.BootID}
+	s.mux.ServeHTTP(out, r)
+	out.begin() // an answer with an empty body has written nothing
 }
 
 // bootWriter adds the boot id when the answer begins: a restore makes a new one, which its own answer has to carry.

@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import httpcore
 import pytest
 from agent_sandbox_core.channel import ChannelBudget
-from agent_sandbox_core.errors import BackendError, Conflict, Forbidden, InvalidRequest, NotFound, OutcomeUnknown, PayloadTooLarge
+from agent_sandbox_core.errors import BackendError, ChannelError, Conflict, Forbidden, InvalidRequest, NotFound, OutcomeUnknown, PayloadTooLarge
 from agent_sandbox_core.guest import ChannelGuest
 from agent_sandbox_core.models import Command, ExecResult, ExitEvent, OutputEvent, SandboxSpec
 from agent_sandbox_core.names import new_snapshot_id
@@ -153,6 +154,31 @@ async def test_a_thousand_short_commands_lose_nothing(guest: ChannelGuest) -> No
                 assert events[-1].exit_code == 0
 
     await asyncio.gather(*(one(number) for number in range(1000)))
+
+
+async def test_output_comes_also_while_no_second_channel_can_be_opened(container: GuestContainer) -> None:
+    """As when a command has filled the process table before the bridge for its output could start."""
+    opened, room = 0, False
+
+    async def open_channel() -> httpcore.AsyncNetworkStream:
+        nonlocal opened
+        if opened and not room:
+            raise ChannelError("the bridge did not start: the process table is full")
+        opened += 1
+        return await container.open_channel()
+
+    guest = ChannelGuest(open_channel, budget=ChannelBudget())
+    try:
+        slow = "for i in 1 2 3 4; do echo $i; sleep 0.5; done; head -c 3000000 /dev/zero | tr '\\0' x; exit 5"
+        events = [event async for event in guest.stream(command(slow))]
+        assert "".join(event.data for event in events if isinstance(event, OutputEvent)) == "1\n2\n3\n4\n" + 3_000_000 * "x"
+        assert isinstance(events[-1], ExitEvent) and events[-1].exit_code == 5 and opened == 1
+        result = await run(guest, "sleep 12; echo done")
+        assert (result.stdout, result.exit_code, opened) == ("done\n", 0, 1), "longer than a lost connection is sought again"
+        room = True
+        assert (await run(guest, "sleep 3; echo done")).stdout == "done\n" and opened == 2, "the event stream comes as soon as there is room"
+    finally:
+        await guest.aclose()
 
 
 async def test_the_answer_does_not_wait_for_what_a_command_leaves_behind(guest: ChannelGuest) -> None:
