@@ -7,6 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 ENGINE := $(BIN)/python tools/with_engine.py --
+LOCK := uv pip compile pyproject.toml --all-extras --universal --generate-hashes --no-emit-index-url --no-header --quiet
 
 include tests/cluster/cluster.mk
 
@@ -63,5 +64,14 @@ bench: guest ## measure side by side; writes docs/figures.md
 	$(ENGINE) $(BIN)/python -m tests.bench
 
 .PHONY: lock
-lock: ## refresh requirements.lock from pyproject.toml
-	uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-emit-index-url --no-header --quiet --upgrade --output-file requirements.lock
+lock: ## refresh both lock files from pyproject.toml
+	$(LOCK) --group dev --upgrade --output-file requirements.lock
+	$(LOCK) --group build --constraint requirements.lock --output-file requirements-server.lock
+
+.PHONY: images
+images: guest ## the container images, by buildah, without a registry
+	$(BIN)/python tools/build_images.py
+
+.PHONY: crds
+crds: venv ## write crds/ from the models
+	$(BIN)/python tools/build_crds.py

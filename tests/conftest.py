@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.fixtures import cluster  # noqa: F401 - a fixture
 from tests.support.client import Api
 from tests.support.docker import Docker, ensured_engine
+from tests.support.kubernetes import Ground, standing
 from tests.support.lifecycle import assert_flat, assert_no_strays, clean, running_facade, warm_up
 from tests.support.server import Facade
 from tests.support.target import CAPABILITIES, TARGETS, Target
@@ -92,9 +94,19 @@ def docker(target: Target, request: pytest.FixtureRequest) -> Docker | None:
 
 
 @pytest.fixture(scope="session")
-def facade(target: Target, docker: Docker | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facade]:
+def ground(target: Target, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground | None]:
+    """Operator and mover on a cluster, where the backend is Kubernetes."""
+    if target.name != "kubernetes":
+        yield None
+        return
+    with standing(request.getfixturevalue("cluster"), tmp_path_factory.mktemp("operator")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def facade(target: Target, docker: Docker | None, ground: Ground | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facade]:
     """The facade that most tests share. At the session's end its threads and open files are where they were after the first sandbox."""
-    with running_facade(target, docker, tmp_path_factory.mktemp(f"shared-{target.name}") / "data") as shared:
+    with running_facade(target, docker, tmp_path_factory.mktemp(f"shared-{target.name}") / "data", ground=ground) as shared:
         warm_up(shared)
         before = shared.figures()
         yield shared
@@ -144,7 +156,7 @@ def room(api: Api, module_room: str, target: Target) -> Iterator[str]:
 
 
 @pytest.fixture
-def start_facade(target: Target, docker: Docker | None, tmp_path: Path) -> Iterator[Callable[..., Facade]]:
+def start_facade(target: Target, docker: Docker | None, ground: Ground | None, tmp_path: Path) -> Iterator[Callable[..., Facade]]:
     """Starts facades of the test's own with given settings; each is checked and stopped at the end."""
     with ExitStack() as stack:
         count = 0
@@ -152,6 +164,6 @@ def start_facade(target: Target, docker: Docker | None, tmp_path: Path) -> Itera
         def start(**settings: str) -> Facade:
             nonlocal count
             count += 1
-            return stack.enter_context(running_facade(target, docker, tmp_path / f"data{count}", **settings))
+            return stack.enter_context(running_facade(target, docker, tmp_path / f"data{count}", ground=ground, **settings))
 
         yield start

@@ -20,7 +20,7 @@ from agent_sandbox_core.errors import SandboxError
 from agent_sandbox_core.version import __version__
 
 from .app import create_app
-from .backends.choose import build_local, choose_backend
+from .backends.choose import build_backend, build_local, choose_backend
 from .backends.folder import DataFolder, FolderError
 from .logs import configure_logging
 from .middleware import Lifecycle
@@ -66,7 +66,7 @@ def print_schema() -> None:
 
 
 async def _serve(settings: Settings, name: str, folder: DataFolder, listener: socket.socket) -> None:
-    app = create_app(settings, build_local(settings, folder, name))
+    app = create_app(settings, build_backend(settings, folder, name))
     config = uvicorn.Config(
         app,
         lifespan="off",  # entered here, so that a failed start is an exception and no traceback in a log

@@ -91,6 +91,14 @@ class Settings(BaseSettings):
     docker_runtime: str = Field(default="", pattern=r"\A[A-Za-z0-9._/-]{0,200}\z")
     network_name: str = Field(default="agent-sandbox-net", pattern=r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\z")
 
+    namespace: str = Field(default="", pattern=r"\A([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?\z")
+    workspace_size: str = Field(default="1Gi", pattern=r"\A[0-9]+(\.[0-9]+)?([EPTGMk]i?|m)?\z")
+    storage_class: str = Field(default="", max_length=253)
+    workspace_ephemeral: Switch = False
+    runtime_class: str = Field(default="", max_length=253)
+    create_seconds: float = Field(default=180, ge=1, le=3600, allow_inf_nan=False)
+    """How long a create may wait for its sandbox on a cluster, pulls of images included."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
 

@@ -8,34 +8,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import aiohttp
 
-from .config import Connection, load_connection
-from .errors import Gone, KubeError, TooManyRequests, Unreachable, error_of
+from .config import ConfigError, Connection, load_connection
+from .errors import Gone, KubeError, Unauthorized, Unreachable, error_of, error_of_status
 from .resources import Resource
 
 Object = dict[str, Any]
 Objects = list[Object]
 JsonPatch = list[Mapping[str, Any]]
+Query = list[tuple[str, str]]
 
 REQUEST_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 10.0
 TRIES: Final = 4
-"""Of a request that the server did not take up (429), and of a GET that met a broken connection or a 5xx."""
+"""Of a request that the server did not take up (429, no connection), and of a GET that met a broken connection or a 5xx."""
 MAX_PAUSE_SECONDS: Final = 5.0
 CONNECTIONS: Final = 64
-"""At a time, exec not counted: a burst must not open hundreds of TLS connections."""
+"""At a time, watches and exec not counted: a burst must not open hundreds of TLS connections."""
 PAGE: Final = 500
 WATCH_SECONDS: Final = 240
-"""After which the server ends a watch; silence over a little more than that is a dead connection."""
+"""After which the server ends a watch."""
+SILENCE_SECONDS: Final = 90.0
+"""In a watch that means a dead connection: the server sends a bookmark each minute."""
 MAX_LINE_BYTES: Final = 16 << 20
 
 _PATCHES: Final = {"merge": "application/merge-patch+json", "json": "application/json-patch+json"}
-_GONE: Final = 410
-_BUSY: Final = frozenset({429})
+_REFUSED: Final = 401
+_BUSY: Final = 429
 _BROKEN: Final = frozenset({500, 502, 503, 504})
 
 
@@ -44,18 +48,15 @@ class Kube:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        connector = aiohttp.TCPConnector(ssl=connection.tls or False, limit=CONNECTIONS, keepalive_timeout=60)
-        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
-        self._channels = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=connection.tls or False, limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-        )
+        self._session = _open_session(connection, CONNECTIONS, REQUEST_SECONDS)
+        self._streams = _open_session(connection, 0, None)
+        """For what stays open: watches and channels."""
+        self._route: Any = {"server_hostname": connection.tls_name} if connection.tls_name else {}
 
     async def close(self) -> None:
-        """Closes all connections, those of channels too."""
+        """Closes all connections, those of watches and channels too."""
         await self._session.close()
-        await self._channels.close()
+        await self._streams.close()
 
     # Objects
 
@@ -85,9 +86,14 @@ class Kube:
         raise AssertionError("unreachable")
 
     async def create(self, resource: Resource, body: Mapping[str, Any], namespace: str | None = None) -> Object:
-        """A new object; Conflict with `exists` when its name is taken."""
+        """A new object; AlreadyExists when its name is taken."""
         name = body["metadata"].get("name") or body["metadata"].get("generateName", "")
         return await self._call("POST", resource.path(namespace), f"creating {resource.describe(namespace, name)}", body=body)
+
+    async def replace(self, resource: Resource, body: Mapping[str, Any], namespace: str | None = None, *, subresource: str | None = None) -> Object:
+        """Puts an object in the place of the one it was read as; Conflict when that has changed since (its metadata.resourceVersion tells)."""
+        name = body["metadata"]["name"]
+        return await self._call("PUT", resource.path(namespace, name, subresource), f"replacing {resource.describe(namespace, name)}", body=body)
 
     async def patch(
         self,
@@ -125,35 +131,58 @@ class Kube:
         doing = f"watching {resource.describe(namespace)}"
         query = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": str(version), "timeoutSeconds": str(WATCH_SECONDS)}
         query |= _selectors(label_selector, field_selector)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=WATCH_SECONDS + 15)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+        url = self.connection.server + resource.path(namespace)
+        headers = await self._headers(doing)
         try:
-            async with self._session.get(
-                self.connection.server + resource.path(namespace), params=query, headers=await self.connection.headers(), timeout=timeout
-            ) as answer:
+            async with self._streams.get(url, params=query, headers=headers, timeout=timeout, **self._route) as answer:
                 if answer.status >= 400:
+                    if answer.status == _REFUSED:
+                        # Whoever watches tries again, with these.
+                        await self._renew(doing, headers)
                     raise error_of(doing, answer.status, await answer.read())
                 async for line in _lines(answer.content):
                     event = json.loads(line)
                     if event["type"] == "ERROR":
-                        status = event["object"]
-                        raise error_of(doing, int(status.get("code") or 500), json.dumps(status).encode())
+                        raise error_of_status(doing, event["object"])
                     yield event["type"], event["object"]
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise _unreachable(doing, self.connection.server, error) from error
 
     # Channels
 
-    async def open_websocket(self, path: str, query: Sequence[tuple[str, str]], protocol: str) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket to the API server; raises what aiohttp raises."""
-        return await self._channels.ws_connect(
-            self.connection.server + path,
-            params=query,
-            headers=await self.connection.headers(),
-            protocols=(protocol,),
-            max_msg_size=0,
-            compress=0,
-            autoping=True,
-        )
+    async def open_websocket(self, path: str, query: Query, protocols: Sequence[str]) -> aiohttp.ClientWebSocketResponse:
+        """A WebSocket to the API server; raises what aiohttp raises, and ConfigError."""
+        for again in (True, False):
+            headers = await self.connection.headers()
+            try:
+                opened: aiohttp.ClientWebSocketResponse = await self._streams.ws_connect(
+                    self.connection.server + path,
+                    params=query,
+                    headers=headers,
+                    protocols=protocols,
+                    max_msg_size=0,
+                    compress=0,
+                    **self._route,
+                )
+            except aiohttp.WSServerHandshakeError as error:
+                if error.status != _REFUSED or not again or not await self.connection.renew(headers.get("Authorization")):
+                    raise
+            else:
+                return opened
+        raise AssertionError("unreachable")
+
+    async def _headers(self, doing: str) -> dict[str, str]:
+        try:
+            return await self.connection.headers()
+        except ConfigError as error:
+            raise Unauthorized(doing, _REFUSED, "Unauthorized", str(error)) from error
+
+    async def _renew(self, doing: str, refused: Mapping[str, str]) -> bool:
+        try:
+            return await self.connection.renew(refused.get("Authorization"))
+        except ConfigError as error:
+            raise Unauthorized(doing, _REFUSED, "Unauthorized", str(error)) from error
 
     async def _call(
         self,
@@ -166,26 +195,28 @@ class Kube:
         content_type: str = "application/json",
     ) -> Object:
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        pause = 0.2
-        for attempt in range(1, TRIES + 1):
+        url, pause, attempt = self.connection.server + path, 0.2, 0
+        while True:
+            attempt += 1
+            headers = {"Content-Type": content_type, **await self._headers(doing)}
             try:
-                headers = {"Content-Type": content_type, **await self.connection.headers()}
-                async with self._session.request(method, self.connection.server + path, params=query, data=data, headers=headers) as answer:
+                async with self._session.request(method, url, params=query, data=data, headers=headers, **self._route) as answer:
                     raw = await answer.read()
                     if answer.status < 400:
                         found = json.loads(raw)
                         return found if isinstance(found, dict) else {}
                     error: KubeError = error_of(doing, answer.status, raw)
-                    again = answer.status in _BUSY or (method == "GET" and answer.status in _BROKEN)
-                    pause = _retry_after(answer.headers.get("Retry-After"), pause)
+                    again = answer.status == _BUSY or (method == "GET" and answer.status in _BROKEN)
+                    wait = _retry_after(answer.headers.get("Retry-After"), pause)
             except (aiohttp.ClientError, TimeoutError, ValueError) as cause:
-                error = _unreachable(doing, self.connection.server, cause)
+                error, wait = _unreachable(doing, self.connection.server, cause), pause
                 again = method == "GET" or isinstance(cause, aiohttp.ClientConnectorError)
-            if not again or attempt == TRIES:
+            if error.status == _REFUSED and attempt == 1 and await self._renew(doing, headers):
+                continue
+            if not again or attempt >= TRIES:
                 raise error
-            await asyncio.sleep(pause)
+            await asyncio.sleep(wait)
             pause = min(pause * 2, MAX_PAUSE_SECONDS)
-        raise TooManyRequests(doing, 429, "TooManyRequests", "the API server is too busy: try again later")
 
 
 @contextlib.asynccontextmanager
@@ -196,6 +227,26 @@ async def connect(kubeconfig: str | None = None, context: str | None = None) -> 
         yield kube
     finally:
         await kube.close()
+
+
+def _open_session(connection: Connection, limit: int, seconds: float | None) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=connection.tls or False, limit=limit, keepalive_timeout=60, socket_factory=_open_socket),
+        timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        proxy=connection.proxy,
+    )
+
+
+def _open_socket(address: tuple[Any, ...]) -> socket.socket:
+    """Lets the kernel notice within about a minute that the other machine is gone: a watch or a channel would wait for long."""
+    family, kind, protocol, *_ = address
+    opened = socket.socket(family, kind, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return opened
 
 
 def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:

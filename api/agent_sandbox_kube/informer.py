@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Self
 
 from .client import Kube, Object
-from .errors import Gone, KubeError
+from .errors import Gone, KubeError, Unreachable
 from .resources import Resource
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ PAUSES: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 class Informer:
-    """The objects of one resource in one namespace, or in all. Use as `async with`; it follows until the block ends."""
+    """The objects of one resource in one namespace, or in all. Use as `async with`; it follows until the block ends, and survives every fault of the API server."""
 
     def __init__(
         self, kube: Kube, resource: Resource, namespace: str | None = None, *, label_selector: str = "", relist_seconds: float = RELIST_SECONDS
@@ -39,11 +39,18 @@ class Informer:
         self._listeners: set[Callable[[Key], None]] = set()
         self._waiters: dict[Key, set[asyncio.Event]] = {}
         self._synced = asyncio.Event()
+        self._own: dict[Key, Object] = {}
+        """What `put` has brought since the last LIST was asked for."""
+        self._seen = 0
+        """Everything up to this resourceVersion is in."""
         self._heard = time.monotonic()
+        self._failures = 0
+        self._failure: KubeError | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._follow())
+        self._task.add_done_callback(_log_end)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -54,9 +61,15 @@ class Informer:
     # What its users ask.
 
     async def wait_synced(self, seconds: float = 30.0) -> None:
-        """Returns when the first LIST is in; TimeoutError after so many seconds."""
-        async with asyncio.timeout(seconds):
-            await self._synced.wait()
+        """Returns when the first LIST is in; after so many seconds the KubeError that is in the way."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._synced.wait()
+        except TimeoutError as error:
+            doing = f"listing {self._resource.describe(self._namespace)}"
+            raise self._failure or Unreachable(
+                doing, 0, "Unreachable", f"no answer within {seconds:.0f} s: look whether the API server is well"
+            ) from error
 
     def get(self, key: Key) -> Object | None:
         """The object as it was last seen."""
@@ -97,56 +110,77 @@ class Informer:
 
     def put(self, found: Object) -> None:
         """Takes in an object that a call answered with, unless something newer is known: the own change is then seen at once."""
-        key = _key(found)
+        key, version = _key(found), _version(found)
         known = self._objects.get(key)
-        if known is None or _version(found) > _version(known):
-            self._objects[key] = found
+        # What the watch has passed by and does not hold any more was deleted.
+        if version > (self._seen if known is None else _version(known)):
+            self._objects[key] = self._own[key] = found
             self._tell(key)
 
     # How it follows.
 
     async def _follow(self) -> None:
-        failures = 0
         while True:
             try:
-                version = await self._list()
-                failures = 0
-                await self._watch(version)
+                await self._list()
+                await self._watch()
             except Gone:
                 continue
             except KubeError as error:
-                pause = PAUSES[min(failures, len(PAUSES) - 1)] * random.uniform(0.8, 1.2)  # noqa: S311 - jitter, no secret
-                failures += 1
-                logger.warning("%s; trying again in %.1f s", error, pause)
-                await asyncio.sleep(pause)
+                await self._pause(error)
 
-    async def _list(self) -> int:
-        items, version = await self._kube.list(self._resource, self._namespace, label_selector=self._label_selector)
+    async def _pause(self, error: KubeError) -> None:
+        pause = PAUSES[min(self._failures, len(PAUSES) - 1)] * random.uniform(0.8, 1.2)  # noqa: S311 - jitter, no secret
+        self._failures += 1
+        self._failure = error
+        logger.log(logging.INFO if self._failures == 1 else logging.WARNING, "%s; trying again in %.1f s", error, pause)
+        await asyncio.sleep(pause)
+
+    def _hear(self) -> None:
         self._heard = time.monotonic()
+        self._failures = 0
+        self._failure = None
+
+    async def _list(self) -> None:
+        self._own.clear()
+        items, version = await self._kube.list(self._resource, self._namespace, label_selector=self._label_selector)
+        self._hear()
         now = {_key(item): item for item in items}
-        before, self._objects = self._objects, now
+        # An own change from after this list was read.
+        now |= {key: found for key, found in self._own.items() if _version(found) > version}
+        before, self._objects, self._seen = self._objects, now, version
         self._synced.set()
         for key in before.keys() | now.keys():
             if key not in now or key not in before or _version(now[key]) != _version(before[key]):
                 self._tell(key)
-        return version
 
-    async def _watch(self, version: int) -> None:
+    async def _watch(self) -> None:
+        """Follows until the next LIST is due. A connection that breaks is no reason for one: the watch goes on where it was. Twice without an event in between is."""
         deadline = time.monotonic() + self._relist_seconds * random.uniform(0.9, 1.1)  # noqa: S311 - jitter, no secret
-        current = str(version)
         while time.monotonic() < deadline:
-            events = self._kube.watch(self._resource, self._namespace, version=current, label_selector=self._label_selector)
-            async with contextlib.aclosing(events):
-                async for kind, found in events:
-                    self._heard = time.monotonic()
-                    current = found["metadata"]["resourceVersion"]
-                    if kind != "BOOKMARK":
+            events = self._kube.watch(self._resource, self._namespace, version=self._seen, label_selector=self._label_selector)
+            try:
+                async with contextlib.aclosing(events):
+                    async for kind, found in events:
+                        self._hear()
                         self._apply(kind, found)
-                    if time.monotonic() >= deadline:
-                        return
+                        if time.monotonic() >= deadline:
+                            return
+                # A server that ends watches at once is not asked without a pause.
+                await asyncio.sleep(PAUSES[0])
+            except Unreachable as error:
+                if self._failures:
+                    raise
+                await self._pause(error)
 
     def _apply(self, kind: str, found: Object) -> None:
+        self._seen = version = _version(found)
+        if kind == "BOOKMARK":
+            return
         key = _key(found)
+        known = self._objects.get(key)
+        if known is not None and _version(known) > version:
+            return  # an own change, put in before its event came
         if kind == "DELETED":
             self._objects.pop(key, None)
         else:
@@ -158,6 +192,12 @@ class Informer:
             listener(key)
         for waiter in self._waiters.get(key, ()):
             waiter.set()
+
+
+def _log_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        # A fault of ours, or of a listener. `age` grows from now on, and a probe that looks at it ends the process.
+        logger.error("a watch ended by an error of its own", exc_info=error)
 
 
 def _key(found: Object) -> Key:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.client import Api
 from tests.support.docker import Docker
+from tests.support.kubernetes import Ground
 from tests.support.lifecycle import running_facade
 from tests.support.server import Facade
 from tests.support.target import Target
@@ -21,7 +22,7 @@ SMALL = {
     "REAP_INTERVAL_SECONDS": "1",
     "MAX_CPUS": "1000",
     "ALLOW_NETWORK": "false",
-    "ALLOWED_IMAGES": "*agent-sandbox*, *asb-*, python:3.*-slim",
+    "ALLOWED_IMAGES": "*agent-sandbox*, *asb-*, python:3.*-slim, localhost/python:*",
     "DEFAULT_TIMEOUT_SECONDS": "77",
     "DEFAULT_CPUS": "0.5",
     "DEFAULT_MEMORY_MB": "100",
@@ -31,9 +32,9 @@ FacadeFactory = Callable[..., Facade]
 
 
 @pytest.fixture(scope="session")
-def small_facade(target: Target, docker: Docker | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facade]:
+def small_facade(target: Target, docker: Docker | None, ground: Ground | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facade]:
     """A facade with small limits, a strict policy and a fast reaper."""
-    with running_facade(target, docker, tmp_path_factory.mktemp(f"small-{target.name}") / "data", **SMALL) as facade:
+    with running_facade(target, docker, tmp_path_factory.mktemp(f"small-{target.name}") / "data", ground=ground, **SMALL) as facade:
         yield facade
 
 
@@ -59,9 +60,9 @@ def many_cpus(small: Api) -> Api:
 
 
 @pytest.fixture(scope="session")
-def tight_facade(target: Target, docker: Docker | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facade]:
+def tight_facade(target: Target, docker: Docker | None, ground: Ground | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facade]:
     """A facade with room for five sandboxes."""
-    with running_facade(target, docker, tmp_path_factory.mktemp(f"tight-{target.name}") / "data", MAX_SANDBOXES="5") as facade:
+    with running_facade(target, docker, tmp_path_factory.mktemp(f"tight-{target.name}") / "data", ground=ground, MAX_SANDBOXES="5") as facade:
         yield facade
 
 

@@ -121,6 +121,7 @@ def test_rollback_to_a_snapshot_of_another_sandbox_is_allowed(api: Api) -> None:
     assert api.names(one) == ["of-one"]
 
 
+@pytest.mark.needs("bounds")
 @pytest.mark.behaviour("SNAP-011")
 def test_a_snapshot_over_the_limit_is_413_and_leaves_none(small: Api) -> None:
     sandbox = small.new()["id"]

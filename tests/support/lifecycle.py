@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .client import Api
 from .docker import Docker
+from .kubernetes import Ground
 from .server import Facade, Figures
 from .target import Target
 from .waiting import eventually
@@ -16,8 +17,12 @@ FLAT_FILES, FLAT_THREADS = 10, 10
 
 
 @contextmanager
-def running_facade(target: Target, docker: Docker | None, data: Path, **settings: str) -> Iterator[Facade]:
+def running_facade(target: Target, docker: Docker | None, data: Path, *, ground: Ground | None = None, **settings: str) -> Iterator[Facade]:
     """A facade of one's own. At the end all it has is deleted, it stops cleanly, and nothing of its installation is left in the engine."""
+    if ground is not None:
+        with ground.namespace() as namespace, running_facade(target, docker, data, NAMESPACE=namespace, **settings) as facade:
+            yield facade
+        return
     facade = Facade(target.name, data, target.settings | settings)
     try:
         facade.start()

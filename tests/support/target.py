@@ -12,6 +12,7 @@ CAPABILITIES = {
     "durable": "sandboxes and snapshots outlive the facade's process",
     "images": "an image that does not exist is noticed",
     "cpus": "the engine says how many CPUs it has",
+    "bounds": "the facade's own limits hold for snapshots too (on a cluster they are the mover's)",
     "root": "the suite runs as root beside the engine: it can mount, make network namespaces and run an engine of its own",
 }
 
@@ -26,7 +27,8 @@ class Target:
     @property
     def settings(self) -> dict[str, str]:
         """What every facade over this backend is started with, names without their prefix."""
-        return {"DEFAULT_IMAGE": sandbox_image(), "MAX_SANDBOXES": "64"}
+        more = {"STORAGE_CLASS": os.environ.get("AGENT_SANDBOX_TEST_STORAGE_CLASS", "fast")} if self.name == "kubernetes" else {}
+        return {"DEFAULT_IMAGE": sandbox_image(), "MAX_SANDBOXES": "64"} | more
 
 
 def sandbox_image() -> str:
@@ -35,8 +37,9 @@ def sandbox_image() -> str:
 
 
 TARGETS = {
-    "memory": Target("memory", frozenset()),
+    "memory": Target("memory", frozenset({"bounds"})),
     "docker": Target(
-        "docker", frozenset({"processes", "kernel", "engine", "durable", "images", "cpus"}) | ({"root"} if os.geteuid() == 0 else set())
+        "docker", frozenset({"processes", "kernel", "engine", "durable", "images", "cpus", "bounds"}) | ({"root"} if os.geteuid() == 0 else set())
     ),
+    "kubernetes": Target("kubernetes", frozenset({"processes", "kernel", "durable", "images"})),
 }

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent_sandbox_core.interfaces import Backend
 from agent_sandbox_core.snapshots import SnapshotStore
 
 from ..settings import PREFIX, Settings, SettingsError
@@ -22,13 +23,32 @@ def choose_backend(settings: Settings) -> str:
     wanted = settings.backend
     if wanted == "auto":
         wanted = "kubernetes" if "KUBERNETES_SERVICE_HOST" in os.environ and not _has_docker() else "docker"
-    if wanted == "kubernetes" and find_spec("agent_sandbox_api.backends.kubernetes") is None:
-        raise SettingsError(f"{PREFIX}BACKEND: the kubernetes backend is not part of this version: use docker or memory")
+    if wanted == "kubernetes" and find_spec("kubernetes") is None:
+        raise SettingsError(f"{PREFIX}BACKEND: the kubernetes backend needs the kubernetes package: pip install 'agent-sandbox-operator[kubernetes]'")
     if wanted == "docker" and find_spec("docker") is None:
         raise SettingsError(
             f"{PREFIX}BACKEND: the docker backend needs the docker package: pip install 'agent-sandbox-operator[docker]', or use memory"
         )
     return wanted
+
+
+def build_backend(settings: Settings, folder: DataFolder, name: str) -> Backend:
+    """The backend `name`. Call it inside the event loop that it will run in."""
+    if name != "kubernetes":
+        return build_local(settings, folder, name)
+    from .kubernetes import KubernetesBackend, KubernetesOptions  # noqa: PLC0415 - see the module's first line
+
+    return KubernetesBackend(
+        KubernetesOptions(
+            namespace=settings.namespace,
+            max_sandboxes=settings.max_sandboxes,
+            workspace_size=settings.workspace_size,
+            storage_class=settings.storage_class,
+            workspace_ephemeral=settings.workspace_ephemeral,
+            runtime_class=settings.runtime_class,
+            create_seconds=settings.create_seconds,
+        )
+    )
 
 
 def build_local(settings: Settings, folder: DataFolder, name: str) -> LocalBackend:

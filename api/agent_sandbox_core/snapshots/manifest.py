@@ -5,7 +5,7 @@ Both are JSON, format 1. Additions keep the number, so readers ignore keys that 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -52,6 +52,8 @@ class Manifest(Model):
     requested_by: str | None = None
     instance: str | None = None
     """The installation that took it."""
+    resource: dict[str, Any] | None = None
+    """On a cluster: what the Sandbox was, as its Snapshot's status.sourceSpec says it."""
 
     def to_bytes(self) -> bytes:
         """The bytes of the member."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from agent_sandbox_core.errors import BackendError
 
+from .faults import disk_error
 from .names import check_id
-from .spool import disk_error
 
 SUFFIX = ".env.json"
 

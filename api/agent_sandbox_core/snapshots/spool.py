@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import io
 import os
@@ -21,9 +20,8 @@ from typing import IO, BinaryIO, Final, TypeVar, cast
 
 import zstandard
 
-from agent_sandbox_core.errors import BackendError
-
-from .manifest import Record
+from .faults import damaged, disk_error
+from .manifest import Manifest, Record
 from .tar import ArchiveIndex, TarInspector
 
 T = TypeVar("T")
@@ -46,6 +44,19 @@ class Spooled:
     digest: str
     tar_bytes: int
     index: ArchiveIndex
+
+    def record(self, manifest: Manifest) -> Record:
+        """The record of this archive."""
+        return Record(
+            manifest=manifest,
+            digest=self.digest,
+            size_bytes=self.size_bytes,
+            tar_bytes=self.tar_bytes,
+            entries=self.index.entries,
+            file_count=self.index.files,
+            data_bytes=self.index.bytes,
+            skipped=self.index.skipped,
+        )
 
 
 class Spool:
@@ -84,6 +95,19 @@ class Spool:
         finally:
             if isinstance(chunks, AsyncGenerator):
                 await chunks.aclose()
+
+    @contextlib.asynccontextmanager
+    async def received(self, chunks: AsyncIterator[bytes], manifest: bytes, max_bytes: int) -> AsyncIterator[Spooled]:
+        """Like receive; the file is there for the block."""
+        spooled = await self.receive(chunks, manifest, max_bytes)
+        try:
+            yield spooled
+        finally:
+            await self.discard(spooled)
+
+    async def discard(self, spooled: Spooled) -> None:
+        """Removes a spooled archive; fine when it was moved away."""
+        await self.run(_remove, spooled.path)
 
     async def send(self, file: BinaryIO, record: Record) -> AsyncGenerator[bytes, None]:
         """The plain tar of a blob. Its last bytes, without which a tar is no archive, come when digest and sizes were found right."""
@@ -227,21 +251,8 @@ def check_digest(file: BinaryIO, record: Record) -> None:
     source.check(record)
 
 
-def damaged(record: Record, why: str) -> BackendError:
-    """A blob that is not what was written."""
-    return BackendError(f"snapshot {record.id} is damaged in the store ({why}): nothing was changed; use another snapshot")
-
-
-def disk_error(error: OSError, what: str) -> BackendError:
-    """An error of the local disk, with what to do about it."""
-    advice = {
-        errno.ENOSPC: "the disk is full: free space or delete snapshots, then try again",
-        errno.EDQUOT: "the disk quota is used up: free space or delete snapshots, then try again",
-        errno.EROFS: "the file system is read-only: make it writable, then try again",
-        errno.EACCES: "the server may not write there: change its owner or mode, then try again",
-        errno.EPERM: "the server may not write there: change its owner or mode, then try again",
-    }
-    return BackendError(f"{what}: {advice.get(error.errno or 0, f'{error.strerror or error}; look at the disk, then try again')}")
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
 
 
 async def _settled(future: asyncio.Future[T] | None) -> None:

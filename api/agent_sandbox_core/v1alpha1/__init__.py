@@ -1,6 +1,9 @@
 """The custom resources of group agentsandbox.dev, version v1alpha1. The single source: `crds/` is generated from here."""
 
 from .common import (
+    ANNOTATION_API_LABELS,
+    ANNOTATION_RESTORE_AT_CREATION,
+    ANNOTATION_RESTORE_HISTORY,
     ANNOTATION_RESTORED,
     GROUP,
     KIND_SANDBOX,
@@ -10,12 +13,16 @@ from .common import (
     LABEL_NETWORK,
     LABEL_SANDBOX,
     LABEL_SANDBOX_UID,
-    MAX_NAME_LENGTH,
     VERSION,
     Condition,
     EnvVar,
     Meta,
+    child_name,
+    sandbox_api_id,
+    snapshot_api_id,
+    source_marker,
 )
+from .rules import MAX_NAME_LENGTH
 from .sandbox import (
     SandboxObject,
     SandboxPhase,
@@ -26,7 +33,10 @@ from .sandbox import (
 from .snapshot import SnapshotObject, SnapshotPhase, SnapshotReason, SnapshotSpec, SnapshotStatus
 
 __all__ = [
+    "ANNOTATION_API_LABELS",
     "ANNOTATION_RESTORED",
+    "ANNOTATION_RESTORE_AT_CREATION",
+    "ANNOTATION_RESTORE_HISTORY",
     "GROUP",
     "KIND_SANDBOX",
     "KIND_SNAPSHOT",
@@ -50,4 +60,8 @@ __all__ = [
     "SnapshotReason",
     "SnapshotSpec",
     "SnapshotStatus",
+    "child_name",
+    "sandbox_api_id",
+    "snapshot_api_id",
+    "source_marker",
 ]

@@ -13,15 +13,22 @@ from pydantic.alias_generators import to_camel
 
 from agent_sandbox_core.models import Timestamp
 
+from .rules import shaped
+
 GROUP: Final = "agentsandbox.dev"
 VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 KIND_SANDBOX: Final = "Sandbox"
 KIND_SNAPSHOT: Final = "Snapshot"
 
-MAX_NAME_LENGTH: Final = 50
-"""Of a CR's name: children are called `<name>-<8 of the uid>`, which must be a DNS label (63)."""
-NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+UID_CHARACTERS: Final = 8
+"""Of the uid, in a child's name: a CR of the same name that comes later never meets what an earlier one left."""
+
+
+def child_name(name: str, uid: str) -> str:
+    """What the children of a CR are called: pod and PVC alike."""
+    return f"{name}-{uid[:UID_CHARACTERS]}"
+
 
 LABEL_SANDBOX: Final = f"{GROUP}/sandbox"
 """On every child: the name of its Sandbox."""
@@ -35,6 +42,18 @@ LABEL_API_ID: Final = f"{GROUP}/api-id"
 """On a CR that the HTTP API made: its id there, `sb_…` or `snap_…`."""
 ANNOTATION_RESTORED: Final = f"{GROUP}/restored"
 """On the workspace's PVC (on the pod when ephemeral): the last requestID that was carried out on these files, `source:<uid>` for the first fill."""
+
+ANNOTATION_RESTORE_AT_CREATION: Final = f"{GROUP}/restore-at-creation"
+"""Beside it, when the Sandbox had both a source and a spec.restore at its creation: that requestID, which counts as done."""
+ANNOTATION_RESTORE_HISTORY: Final = f"{GROUP}/restore-history"
+"""Beside it, JSON: `done`, requestIDs that were carried out on these files (newest last, at most 64), and `from`, the Snapshot they came from."""
+ANNOTATION_API_LABELS: Final = f"{GROUP}/api-labels"
+"""On a Sandbox that the HTTP API made: the labels its caller gave it, a JSON object."""
+
+
+def source_marker(uid: str) -> str:
+    """The value of ANNOTATION_RESTORED once the workspace was filled from spec.source."""
+    return f"source:{uid}"
 
 
 class Resource(BaseModel):
@@ -84,7 +103,17 @@ class Condition(Resource):
 class EnvVar(Resource):
     """One environment variable with a plain value; secret values belong into a Secret, see envFrom."""
 
-    name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    name: Annotated[str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*$", "the name of a variable has letters, digits and '_', and begins with no digit", 256)]
     """The variable's name."""
     value: Annotated[str, Field(max_length=32768)] = ""
     """Its value; visible to everybody who may read the Sandbox."""
+
+
+def sandbox_api_id(metadata: Meta) -> str:
+    """A Sandbox's id in the HTTP API and in archives: its label, or for one that was made with kubectl one from its uid."""
+    return metadata.labels.get(LABEL_API_ID) or f"sb_{metadata.uid.replace('-', '')[:16]}"
+
+
+def snapshot_api_id(metadata: Meta) -> str:
+    """A Snapshot's id in the HTTP API and in archives: its label, or for one that was made with kubectl one from its uid."""
+    return metadata.labels.get(LABEL_API_ID) or f"snap_{metadata.uid.replace('-', '')[:16]}"

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from agent_sandbox_core.models import Timestamp
 
-from .common import API_VERSION, KIND_SANDBOX, NAME_PATTERN, Condition, EnvVar, Meta, Resource
+from .common import API_VERSION, KIND_SANDBOX, KIND_SNAPSHOT, Condition, EnvVar, Meta, Resource
+from .rules import Deadline, Quantity, Rule, object_name, own_name, own_name_field, same, schema, shaped, unchanged
 
-Quantity = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?([EPTGMk]i?|m|e[0-9]+)?$")]
-"""A Kubernetes quantity: 500m, 1.5, 512Mi, 1Gi."""
-ObjectName = Annotated[str, Field(min_length=1, max_length=253)]
-SnapshotName = Annotated[str, Field(min_length=1, max_length=50, pattern=NAME_PATTERN)]
+SecretName = Annotated[str, object_name("Secret")]
+SnapshotName = Annotated[str, own_name_field(KIND_SNAPSHOT)]
 
 SandboxPhase = Literal["Pending", "Running", "Replacing", "Restoring", "Stopped", "Failed", "Expired", "Deleting"]
 SandboxReason = Literal[
@@ -51,13 +50,37 @@ SandboxReason = Literal[
 """Reasons of the condition Ready, and of status.reason."""
 
 
+_ATOMIC: Final = schema(list_type="atomic")
+_BY_NAME: Final = schema(list_type="map", list_map_keys=["name"])
+_BY_TYPE: Final = schema(list_type="map", list_map_keys=["type"])
+_LABELS: Final = Rule(
+    "self.all(key, size(key) <= 317 && key.matches(r'^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$') && "
+    "self[key].matches(r'^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$'))",
+    "these are no labels that a node can have: keys like kubernetes.io/arch, values of letters, digits, '-', '_' and '.'",
+)
+
+
 class EnvFrom(Resource):
     """A Secret whose keys become environment variables."""
 
-    secret_name: ObjectName
+    secret_name: SecretName
     """The Secret's name, in the Sandbox's namespace. The sandbox waits (EnvSecretMissing) until it is there."""
     optional: bool = False
     """Whether the sandbox may start without it."""
+
+
+def _least(what: str, quantity: str, message: str, path: str) -> Rule:
+    return Rule(f"!isQuantity(string({what})) || !quantity(string({what})).isLessThan(quantity('{quantity}'))", message, path)
+
+
+def _request_below_limit(resource: str) -> Rule:
+    request, limit = f"string(self.requests.{resource})", f"string(self.{resource})"
+    return Rule(
+        f"!has(self.requests) || !has(self.requests.{resource}) || !isQuantity({request}) || !isQuantity({limit}) || "
+        f"!quantity({request}).isGreaterThan(quantity({limit}))",
+        f"requests.{resource} must not be above the limit, resources.{resource}",
+        path=".requests",
+    )
 
 
 class ResourceRequests(Resource):
@@ -72,6 +95,15 @@ class ResourceRequests(Resource):
 class Resources(Resource):
     """Limits of the sandbox; on top of memory and pids comes what sandbox-init itself needs."""
 
+    model_config = ConfigDict(
+        json_schema_extra=schema(
+            _least("self.cpu", "1m", "a CPU limit is at least 1m, a thousandth of a core", ".cpu"),
+            _least("self.memory", "16Mi", "a memory limit is at least 16Mi", ".memory"),
+            _request_below_limit("cpu"),
+            _request_below_limit("memory"),
+        )
+    )
+
     cpu: Quantity = "1"
     """CPU limit, e.g. 500m or 2."""
     memory: Quantity = "512Mi"
@@ -82,21 +114,39 @@ class Resources(Resource):
     """What the scheduler reserves; set equal to the limits for Guaranteed."""
 
 
+Cidr = Annotated[
+    str,
+    Field(max_length=64, json_schema_extra=schema(Rule("isCIDR(self)", "must be a CIDR, e.g. 203.0.113.0/24, or 203.0.113.7/32 for one address"))),
+]
+
+
 class Network(Resource):
     """What the sandbox may reach."""
 
+    model_config = ConfigDict(
+        json_schema_extra=schema(
+            Rule(
+                "self.mode == 'Allowlist' || !has(self.allow) || size(self.allow) == 0",
+                "network.allow goes with network.mode Allowlist only: set the mode, or remove the list",
+                path=".allow",
+            )
+        )
+    )
+
     mode: Literal["None", "Open", "Allowlist"] = "None"
     """None: nothing. Open: the internet, never the cluster, the nodes, private ranges or metadata addresses. Allowlist: `allow` and DNS."""
-    allow: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64)] = Field(default_factory=list)
+    allow: Annotated[list[Cidr], Field(max_length=64, json_schema_extra=schema(list_type="set"))] = Field(default_factory=list)
     """CIDRs that mode Allowlist may reach, e.g. 203.0.113.0/24."""
 
 
 class Workspace(Resource):
     """Where /workspace lives."""
 
+    model_config = ConfigDict(json_schema_extra=schema(_least("self.size", "1Mi", "a workspace has at least 1Mi", ".size")))
+
     size: Quantity = "1Gi"
     """Size of the PVC (of the emptyDir when ephemeral). It may grow where the class allows it, never shrink."""
-    storage_class_name: Annotated[str, Field(max_length=253)] | None = None
+    storage_class_name: Annotated[str, object_name("StorageClass")] | None = None
     """StorageClass; unset: the cluster's default."""
     access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = "ReadWriteOnce"
     """Access mode of the PVC."""
@@ -114,14 +164,46 @@ class Source(Resource):
 class Restore(Resource):
     """A rollback. A new requestID asks for one; the same one is never done twice."""
 
+    model_config = ConfigDict(
+        json_schema_extra=schema(Rule("self.requestID != 'none'", "requestID none is reserved: choose another one", path=".requestID"))
+    )
+
     snapshot_name: SnapshotName
     """The Snapshot, in the same namespace, whose files replace the workspace."""
-    request_id: Annotated[str, Field(alias="requestID", min_length=1, max_length=64, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
+    request_id: Annotated[
+        str,
+        shaped(
+            r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$",
+            "a requestID has at most 64 letters, digits, '.', '_' and '-', and begins and ends with a letter or a digit",
+            64,
+        ),
+        Field(alias="requestID"),
+    ]
     """Names this request. One that is there when the Sandbox is created counts as done."""
 
 
 class Toleration(Resource):
-    """As in a pod."""
+    """One taint that is borne, as in a pod."""
+
+    model_config = ConfigDict(
+        json_schema_extra=schema(
+            Rule(
+                "(has(self.operator) && self.operator == 'Exists') || (has(self.key) && self.key != '')",
+                "a toleration without a key needs operator Exists",
+                path=".key",
+            ),
+            Rule(
+                "!has(self.operator) || self.operator != 'Exists' || !has(self.value) || self.value == ''",
+                "operator Exists takes no value",
+                path=".value",
+            ),
+            Rule(
+                "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+                "tolerationSeconds goes with effect NoExecute only",
+                path=".tolerationSeconds",
+            ),
+        )
+    )
 
     key: Annotated[str, Field(max_length=316)] | None = None
     """The taint's key; unset with operator Exists: all."""
@@ -138,7 +220,7 @@ class Toleration(Resource):
 class PullSecret(Resource):
     """A Secret of type kubernetes.io/dockerconfigjson."""
 
-    name: ObjectName
+    name: SecretName
     """Its name, in the Sandbox's namespace."""
 
 
@@ -147,22 +229,65 @@ class SandboxSpec(Resource):
 
     An edit of image, command, env, envFrom, resources, network.mode or the scheduling fields gives a new pod on the same workspace; timeoutSeconds,
     expiresAt, restore, network.allow, shutdownPolicy and labels do not. source, runtimeClassName, readOnlyRootFilesystem and workspace are immutable,
-    except for a growing workspace.size.
+    except for a growing workspace.size. Where the workspace is ephemeral it would go with the pod, so what gives a new pod is immutable there too once
+    the sandbox has started.
     """
 
-    image: Annotated[str, Field(min_length=1, max_length=512)]
+    model_config = ConfigDict(
+        json_schema_extra=schema(
+            unchanged(
+                "source",
+                "source is immutable, the workspace was filled from it: use spec.restore to put other files there, or create another Sandbox",
+            ),
+            unchanged("runtimeClassName", "runtimeClassName is immutable: create another Sandbox, with spec.source to take the files along"),
+            Rule(
+                "self.readOnlyRootFilesystem == oldSelf.readOnlyRootFilesystem",
+                "readOnlyRootFilesystem is immutable: create another Sandbox, with spec.source to take the files along",
+                path=".readOnlyRootFilesystem",
+            ),
+            Rule(
+                "self.workspace.ephemeral == oldSelf.workspace.ephemeral && self.workspace.accessMode == oldSelf.workspace.accessMode && "
+                + same("workspace.storageClassName"),
+                "workspace is immutable but for a growing size: create another Sandbox, with spec.source to take the files along",
+                path=".workspace",
+            ),
+            Rule(
+                "!isQuantity(string(self.workspace.size)) || !quantity(string(self.workspace.size)).isLessThan(quantity(string(oldSelf.workspace.size)))",
+                "workspace.size may grow but never shrink: create a smaller Sandbox, with spec.source to take the files along",
+                path=".workspace.size",
+            ),
+            Rule(
+                "!has(self.restore) || !has(oldSelf.restore) || self.restore.requestID != oldSelf.restore.requestID || self.restore == oldSelf.restore",
+                "a requestID stands for one Snapshot for ever: give a new requestID to restore another one",
+                path=".restore.requestID",
+            ),
+        )
+    )
+
+    image: Annotated[str, shaped(r"^[^\s]+$", "an image is named without spaces, e.g. python:3.12-slim", 512)]
     """The container image. It needs no shell, no Python and no agent in it."""
-    command: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=64)] | None = None
+    command: (
+        Annotated[
+            list[Annotated[str, Field(max_length=4096)]],
+            Field(
+                max_length=64,
+                json_schema_extra=schema(
+                    Rule("size(self) == 0 || self[0] != ''", "the first word of command is the program and must not be empty"), list_type="atomic"
+                ),
+            ),
+        ]
+        | None
+    ) = None
     """A program that runs in the sandbox as long as it lives (argv). Unset: nothing runs until somebody calls."""
-    env: Annotated[list[EnvVar], Field(max_length=256)] = Field(default_factory=list)
+    env: Annotated[list[EnvVar], Field(max_length=256, json_schema_extra=_BY_NAME)] = Field(default_factory=list)
     """Environment of every command; see envFrom for secrets."""
-    env_from: Annotated[list[EnvFrom], Field(max_length=16)] = Field(default_factory=list)
+    env_from: Annotated[list[EnvFrom], Field(max_length=16, json_schema_extra=_ATOMIC)] = Field(default_factory=list)
     """Secrets whose keys become environment variables of every command."""
     resources: Resources = Resources()
     """Limits and requests."""
     pids_limit: int = Field(default=256, ge=8, le=32768)
     """How many processes and threads the sandbox may have. status condition PidsLimitEnforced says how it is held."""
-    runtime_class_name: Annotated[str, Field(max_length=253)] | None = None
+    runtime_class_name: Annotated[str, object_name("RuntimeClass")] | None = None
     """RuntimeClass, e.g. gvisor or kata; unset: the cluster's default."""
     read_only_root_filesystem: bool = True
     """False makes everything outside /workspace and /tmp writable until the next pod."""
@@ -172,7 +297,7 @@ class SandboxSpec(Resource):
     """Where /workspace lives."""
     timeout_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """Seconds from the creation of the Sandbox to its end; unset: no end. expiresAt wins."""
-    expires_at: Timestamp | None = None
+    expires_at: Deadline | None = None
     """When the sandbox ends (RFC 3339)."""
     shutdown_policy: Literal["Delete", "Retain"] = "Retain"
     """At its end: Delete the Sandbox with its workspace, or Retain it (pod gone, workspace kept, phase Expired)."""
@@ -180,12 +305,14 @@ class SandboxSpec(Resource):
     """What the workspace starts with; unset: empty."""
     restore: Restore | None = None
     """A rollback to a Snapshot."""
-    node_selector: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32)] = Field(default_factory=dict)
-    """As in a pod."""
-    tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(default_factory=list)
-    """As in a pod."""
-    image_pull_secrets: Annotated[list[PullSecret], Field(max_length=8)] = Field(default_factory=list)
-    """As in a pod."""
+    node_selector: Annotated[
+        dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32, json_schema_extra=schema(_LABELS, map_type="atomic"))
+    ] = Field(default_factory=dict)
+    """Labels that the node must have, as in a pod."""
+    tolerations: Annotated[list[Toleration], Field(max_length=32, json_schema_extra=_ATOMIC)] = Field(default_factory=list)
+    """Taints of nodes that are borne, as in a pod."""
+    image_pull_secrets: Annotated[list[PullSecret], Field(max_length=8, json_schema_extra=_BY_NAME)] = Field(default_factory=list)
+    """Secrets that the image is pulled with, as in a pod."""
 
 
 class LastTermination(Resource):
@@ -198,7 +325,7 @@ class LastTermination(Resource):
     exit_code: int | None = None
     """The container's exit code, where it had one."""
     time: Timestamp
-    """When."""
+    """When it died."""
 
 
 class LastRestore(Resource):
@@ -218,6 +345,8 @@ class LastRestore(Resource):
     """When it ended."""
     claimed_by: Annotated[str, Field(max_length=253)] | None = None
     """The mover that works on it."""
+    claimed_at: Timestamp | None = None
+    """When it last said so; renewed while it works."""
 
 
 class SandboxStatus(Resource):
@@ -229,7 +358,7 @@ class SandboxStatus(Resource):
     """Reason of the condition Ready."""
     message: Annotated[str, Field(max_length=4096)] | None = None
     """Message of the condition Ready."""
-    conditions: Annotated[list[Condition], Field(max_length=16)] = Field(default_factory=list)
+    conditions: Annotated[list[Condition], Field(max_length=16, json_schema_extra=_BY_TYPE)] = Field(default_factory=list)
     """Ready, WorkspaceReady, NetworkEnforced, Isolation, PidsLimitEnforced."""
     observed_generation: int | None = Field(default=None, ge=0)
     """The metadata.generation that this status is about."""
@@ -247,7 +376,7 @@ class SandboxStatus(Resource):
     """The effective end of life."""
     incarnation: int | None = Field(default=None, ge=0)
     """How often it was started; a higher one tells an agent that its processes are gone."""
-    recent_starts: Annotated[list[Timestamp], Field(max_length=16)] = Field(default_factory=list)
+    recent_starts: Annotated[list[Timestamp], Field(max_length=16, json_schema_extra=_ATOMIC)] = Field(default_factory=list)
     """Times of returns in the last 10 minutes, for the crash-loop limit."""
     last_termination: LastTermination | None = None
     """Why it last died."""
@@ -257,8 +386,29 @@ class SandboxStatus(Resource):
     """Version of sandbox-init in the pod."""
 
 
+_NEW_POD: Final = ("image", "resources", "network.mode", "workspace.size")
+_NEW_POD_OPTIONAL: Final = ("command", "env", "envFrom", "nodeSelector", "tolerations", "imagePullSecrets")
+"""Fields whose edit takes a new pod."""
+
+
 class SandboxObject(Resource):
-    """A Sandbox as the API server gives it."""
+    """A sandbox for an agent's code: a hardened pod with a workspace whose files can be kept, rolled back and forked."""
+
+    model_config = ConfigDict(
+        json_schema_extra=schema(
+            own_name(KIND_SANDBOX),
+            Rule(
+                "!self.spec.workspace.ephemeral || !has(oldSelf.status) || !has(oldSelf.status.incarnation) || oldSelf.status.incarnation == 0 || ("
+                + " && ".join(
+                    [f"self.spec.{field} == oldSelf.spec.{field}" for field in _NEW_POD] + [same(f"spec.{field}") for field in _NEW_POD_OPTIONAL]
+                )
+                + ")",
+                f"the workspace is ephemeral and would go with the pod, so {', '.join(_NEW_POD + _NEW_POD_OPTIONAL)} are immutable now that the "
+                "sandbox has started: create another Sandbox, with spec.source to take the files along",
+                path=".spec",
+            ),
+        )
+    )
 
     api_version: str = API_VERSION
     kind: str = KIND_SANDBOX

@@ -1,4 +1,5 @@
-// sandbox-init is PID 1 of a sandbox (`serve`), the bridge to it (`connect`), and the packet filter of its network (`netguard`).
+// sandbox-init is PID 1 of a sandbox (`serve`), the bridge to it (`connect`), and the packet filter of its network (`netguard`). It can also copy
+// itself to where it is wanted (`install`).
 package main
 
 import (
@@ -47,12 +48,16 @@ func main() {
 	case "connect":
 		hide()
 		os.Exit(connect(os.Args[2:]))
+	case "install":
+		os.Exit(install(os.Args[2:]))
+	case "reach":
+		os.Exit(reach(os.Args[2:]))
 	case "netguard":
 		os.Exit(netguard.Main(os.Args[2:], os.Stdout))
 	case "version":
 		_ = json.NewEncoder(os.Stdout).Encode(map[string]any{"version": version, "api": server.API, "arch": runtime.GOARCH})
 	default:
-		fmt.Fprintln(os.Stderr, "usage: sandbox-init serve | connect | netguard | version")
+		fmt.Fprintln(os.Stderr, "usage: sandbox-init serve | connect | install | reach | netguard | version")
 		os.Exit(2)
 	}
 }
@@ -97,7 +102,11 @@ func serve(args []string) int {
 	}
 	s := server.New(config, g, processes)
 	files.New(*workspace, g).Register(s.Mux())
-	archive.New(archive.Config{Workspace: *workspace, Tmp: *tmp}, g, processes).Register(s.Mux())
+	archives := archive.New(archive.Config{Workspace: *workspace, Tmp: *tmp}, g, processes)
+	archives.Register(s.Mux())
+	if *socket == server.Socket {
+		archives.Clean()
+	}
 
 	listener, err := server.Listen(*socket)
 	if err != nil {

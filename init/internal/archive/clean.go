@@ -22,9 +22,17 @@ func (h *Handler) clean() error {
 		errs = append(errs, removeIPC())
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("the workspace was restored, but something of before is left: %w", err)
+		return fmt.Errorf("something of before is left: %w", err)
 	}
 	return nil
+}
+
+// Clean empties, at a start, what an earlier run of this sandbox has left outside the workspace: on a cluster /tmp and /dev/shm outlive the container.
+// Only for a real sandbox: tests run beside the machine's own folders.
+func (h *Handler) Clean() {
+	if err := h.clean(); err != nil {
+		fmt.Fprintf(os.Stderr, "sandbox-init: at the start: %v\n", err)
+	}
 }
 
 // emptyFolder removes what is in a folder, where there is one. What belongs to others cannot have been put there by the sandbox, and stays.

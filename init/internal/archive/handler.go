@@ -276,7 +276,9 @@ func (h *Handler) restore(w http.ResponseWriter, r *http.Request) error {
 	// From here on the processes are gone, so a failure has to make a new boot id known as well.
 	swapped := s.swap()
 	if swapped == nil {
-		swapped = h.clean()
+		if err := h.clean(); err != nil {
+			swapped = fmt.Errorf("the workspace was restored, but %w", err)
+		}
 	}
 	boot := h.processes.Reset()
 	w.Header().Set("Sandbox-Boot-Id", boot) // the server has set the one of before

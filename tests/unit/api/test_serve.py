@@ -48,7 +48,11 @@ def test_a_folder_in_use_is_one_line_that_names_the_holder(tmp_path: Path) -> No
 
 
 def test_the_backend_that_is_not_there_says_so_and_memory_is_never_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match="kubernetes"):
-        choose_backend(make_settings(backend="kubernetes"))
+    assert choose_backend(make_settings(backend="kubernetes")) == "kubernetes"
+    for package in ("docker", "kubernetes"):
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, package, None)
+            with pytest.raises(SettingsError, match=rf"pip install 'agent-sandbox-operator\[{package}\]'"):
+                choose_backend(make_settings(backend=package))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert choose_backend(make_settings()) == "docker" and choose_backend(make_settings(backend="memory")) == "memory"

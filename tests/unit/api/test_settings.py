@@ -33,7 +33,8 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "max_memory_mb": 4096, "default_pids_limit": 256, "max_pids_limit": 4096, "default_exec_timeout_seconds": 60,
         "max_exec_timeout_seconds": 3600, "max_exec_output_bytes": 10 * 2**20, "max_file_bytes": 50 * 2**20, "max_snapshot_bytes": 2**30,
         "reap_interval_seconds": 10, "shutdown_seconds": 10, "sandbox_user": "1000:1000", "tmp_size_mb": 256, "docker_runtime": "",
-        "network_name": "agent-sandbox-net", "log_level": "info", "log_format": "json",
+        "network_name": "agent-sandbox-net", "namespace": "", "workspace_size": "1Gi", "storage_class": "", "workspace_ephemeral": False,
+        "runtime_class": "", "create_seconds": 180, "log_level": "info", "log_format": "json",
     }  # fmt: skip
 
 

@@ -322,8 +322,10 @@ async def test_the_cap_on_channels_evicts_the_one_that_is_idle_longest(far: Scri
         for guest in guests:
             assert (await guest.run(command("echo x"), max_output_bytes=MIB)).stdout == "x\n"
             assert budget.open <= 2
-        assert budget.evicted_total == 2
-        assert (budget.opened_total, budget.failed_total) == (4, 0)
+        # A command that takes over 50 ms, on a busy machine, has a second channel for its output.
+        assert budget.evicted_total >= 2
+        assert budget.opened_total >= 4
+        assert budget.failed_total == 0
     finally:
         for guest in guests:
             await guest.aclose()

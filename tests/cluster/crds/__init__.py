@@ -1,0 +1,1 @@
+"""The custom resource definitions on a real API server: what it accepts, what it refuses, and with which words."""

@@ -1,0 +1,1 @@
+"""The operator, the mover and the facade on a real cluster."""
