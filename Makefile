@@ -73,5 +73,5 @@ images: guest ## the container images, by buildah, without a registry
 	$(BIN)/python tools/build_images.py
 
 .PHONY: crds
-crds: venv ## write crds/ from the models
+crds: venv ## write crds/ and the chart's copy from the models
 	$(BIN)/python tools/build_crds.py

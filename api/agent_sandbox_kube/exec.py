@@ -34,7 +34,7 @@ TO_STDIN: Final = bytes([STDIN])
 END_OF_STDIN: Final = bytes([CLOSE, STDIN])
 WRITE_BYTES: Final = 64 << 10
 SMALL_BYTES: Final = 4096
-"""A message up to this size is handed on by itself: looking for a second one costs more than a read of it."""
+"""Up to this size a message is one of a conversation, of which each microsecond counts, and not of a transfer."""
 COMPLAINT_BYTES: Final = 4096
 KEEP_SECONDS: Final = 25.0
 """Load balancers cut what is idle for minutes."""
@@ -134,13 +134,16 @@ class ExecStream(httpcore.AsyncNetworkStream):
         return bool(self._ready) or self._ended
 
     async def _send(self, buffer: bytes) -> None:
-        if len(buffer) <= WRITE_BYTES:
+        if len(buffer) <= SMALL_BYTES:
             if buffer:
                 await self._socket.send_bytes(TO_STDIN + buffer)
             return
         view = memoryview(buffer)
         for at in range(0, len(view), WRITE_BYTES):
             await self._socket.send_bytes(b"".join((TO_STDIN, view[at : at + WRITE_BYTES])))
+            # aiohttp waits only while the transport is full, and one that is just closing never is: it takes everything and drops it. Without
+            # this the loop would never come to tell that the connection is gone.
+            await asyncio.sleep(0)
 
     async def _receive(self) -> None:
         """Waits for output of the command, or raises what its end means."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
 
 from agent_sandbox_core.v1alpha1 import SandboxReason
 
-FORBIDDEN: Final = 403
 _QUOTA = re.compile(r"exceeded quota", re.IGNORECASE)
 _POD_SECURITY = re.compile(r"violates PodSecurity", re.IGNORECASE)
 _TERMINATING = re.compile(r"because it is being terminated|namespaces? \S+ not found", re.IGNORECASE)

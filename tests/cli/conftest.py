@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.client import Api
 from tests.support.server import Facade, clean_environment
 
 SECONDS = 120.0
@@ -58,7 +57,7 @@ class Sandboxctl:
 @pytest.fixture
 def ctl(facade: Facade, tmp_path: Path) -> Iterator[Sandboxctl]:
     """sandboxctl for the shared facade, in a folder of its own; what it made there is deleted afterwards."""
-    api = Api(facade.url, facade.key)
+    api = facade.api
     before = {row["id"] for row in (*api.sandboxes(), *api.snapshots())}
     # A terminal's width must not matter.
     environment = clean_environment({"URL": facade.url, "API_KEY": facade.key}) | {"COLUMNS": "200", "HOME": str(tmp_path)}

@@ -19,7 +19,7 @@ def test_output_and_exit_code_are_those_of_the_command(ctl: Sandboxctl, box: str
 
 
 def test_words_after_the_sandbox_are_the_commands(ctl: Sandboxctl, box: str) -> None:
-    assert ctl.say("exec", box, "echo", "--json", "-c", "a b") == "--json -c a b\n"
+    assert ctl.say("exec", box, "-w", "/tmp", "echo", "--json", "-c", "a b") == "--json -c a b\n"
     assert ctl.say("exec", box, "--", "echo", "--", "x") == "-- x\n"
 
 

@@ -26,7 +26,25 @@ ProcessId = Annotated[str, typer.Argument(metavar="PROCESS", help="Its id, the b
 LOST: Final = "the connection ended before the command did: its outcome is unknown"
 
 
-@app.command("exec", cls=Command, context_settings={"allow_interspersed_args": False})
+class ExecCommand(Command):
+    """Options before and after the sandbox are ours; from the first other word, or from --, on they are the command's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts the options first."""
+        before, rest = self._split(ctx, args)
+        if rest:
+            between, words = self._split(ctx, rest[1:])
+            args = [*before, *between, rest[0], "--", *words]
+        return super().parse_args(ctx, args)
+
+    def _split(self, ctx: Any, args: list[str]) -> tuple[list[str], list[str]]:
+        found, _, _ = self.make_parser(ctx).parse_args(list(args))
+        rest = [word for word in (found.get("sandbox"), *(found.get("command") or ())) if isinstance(word, str)]
+        options = args[: len(args) - len(rest)]
+        return options[:-1] if options[-1:] == ["--"] else options, rest
+
+
+@app.command("exec", cls=ExecCommand, context_settings={"allow_interspersed_args": False})
 def execute(
     ctx: typer.Context,
     sandbox: SandboxId,
@@ -53,7 +71,7 @@ def execute(
 ) -> None:
     """Run a command, with its output and its exit code, or a shell with -it.
 
-    The options of exec stand before the sandbox, what follows is the command's. The exit code is the command's, 125 when it is not known.
+    Options stand before COMMAND; what follows is the command's. The exit code is the command's, 125 when it is not known.
     """
     body = _body(command or [], script, tty=tty)
     body |= {"env": parse_env(env or [])} | ({"workdir": workdir} if workdir else {}) | ({"timeout_seconds": timeout} if timeout else {})
@@ -87,7 +105,7 @@ def execute(
 
 
 def _body(command: list[str], script: str | None, *, tty: bool) -> Json:
-    words = command[1:] if command[:1] == ["--"] else command
+    words = command[1:]  # after the -- of ExecCommand
     if (script is None) == (not words) and not (tty and script is None):
         raise typer.BadParameter("give a command after the sandbox, or a line for the shell with -c")
     return {"command": script if script is not None else words or SHELL}

@@ -94,6 +94,8 @@ class Remote:
     def _telling(self) -> Iterator[None]:
         try:
             yield
+        except httpx.UnsupportedProtocol as error:
+            raise Failure(f"{self.url}: {error}: give an address like http://127.0.0.1:8080", 2) from None
         except httpx.ConnectError as error:
             raise Failure(
                 f"nothing answers at {self.url} ({error}): start `sandboxctl serve`, give another --url, or work without a server (--backend docker)",
@@ -106,8 +108,6 @@ class Remote:
                 f"the connection to {self.url} broke ({error or type(error).__name__}): the outcome is unknown, look before you repeat it",
                 code="connection_lost",
             ) from None
-        except httpx.UnsupportedProtocol as error:
-            raise Failure(f"{self.url}: {error}: give an address like http://127.0.0.1:8080", 2) from None
 
     def _check(self, answer: httpx.Response) -> None:
         if answer.is_success:

@@ -14,6 +14,8 @@ from tests.cluster.e2e.installation import Installation, condition, free_port
 from tests.cluster.e2e.life import edit, shell
 from tests.cluster.kubectl import Kubectl, Object
 
+READY_SECONDS = 90.0
+"""For a pod on a machine where much else runs."""
 FINAL = {"Succeeded", "Failed", "Superseded"}
 LOOK = "find . -mindepth 1 -printf '%P|%y|%m|%T@|%l\\n' | LC_ALL=C sort; find . -type f -exec sha256sum {} + | LC_ALL=C sort -k2"
 
@@ -29,21 +31,21 @@ def imported(name: str, location: str, digest: str) -> Object:
     return snapshot(name, source={"archive": {"location": location, "digest": digest}})
 
 
-def until_kept(kubectl: Kubectl, name: str, *, seconds: float = 30) -> Object:
+def until_kept(kubectl: Kubectl, name: str, *, seconds: float = 60) -> Object:
     """The Snapshot, once it is Ready."""
     found = until_ended(kubectl, name, seconds=seconds)
     assert condition(found).get("status") == "True", found["status"]
     return found
 
 
-def until_ended(kubectl: Kubectl, name: str, *, seconds: float = 30) -> Object:
+def until_ended(kubectl: Kubectl, name: str, *, seconds: float = 60) -> Object:
     """The Snapshot, once it is Ready or Failed."""
     return kubectl.until(
         f"snapshot {name} has ended", "snapshot", name, lambda found: found.get("status", {}).get("phase") in {"Ready", "Failed"}, seconds=seconds
     )
 
 
-def until_snapshot_reason(kubectl: Kubectl, name: str, reason: str, *, seconds: float = 30) -> Object:
+def until_snapshot_reason(kubectl: Kubectl, name: str, reason: str, *, seconds: float = 60) -> Object:
     """The Snapshot, once it has that reason."""
     return kubectl.until(f"snapshot {name} is {reason}", "snapshot", name, lambda found: condition(found).get("reason") == reason, seconds=seconds)
 
@@ -65,7 +67,7 @@ def last_restore(found: Object) -> Object:
     return last
 
 
-def until_restored(kubectl: Kubectl, sandbox: str, request: str, *phases: str, seconds: float = 40) -> Object:
+def until_restored(kubectl: Kubectl, sandbox: str, request: str, *phases: str, seconds: float = 90) -> Object:
     """The Sandbox, once that request has ended in one of the phases (Succeeded) and it is Ready again."""
     wanted = set(phases or ("Succeeded",))
     found = kubectl.until(
@@ -81,7 +83,7 @@ def until_restored(kubectl: Kubectl, sandbox: str, request: str, *phases: str, s
     return found
 
 
-def until_restoring(kubectl: Kubectl, sandbox: str, request: str, *, seconds: float = 20) -> Object:
+def until_restoring(kubectl: Kubectl, sandbox: str, request: str, *, seconds: float = 60) -> Object:
     """The Sandbox, once that request is being carried out."""
     return kubectl.until(
         f"restore {request} of {sandbox} runs",

@@ -11,7 +11,7 @@ from agent_sandbox_operator.mover.vault import Place
 from tests.cluster.console import ClusterError, wait_for
 from tests.cluster.e2e.installation import Installation, condition, sandbox
 from tests.cluster.e2e.life import shell, until_ready
-from tests.cluster.e2e.snapshots import FINAL, Mover, ask_back, blob_of, last_restore, snapshot, take, until_kept
+from tests.cluster.e2e.snapshots import FINAL, READY_SECONDS, Mover, ask_back, blob_of, last_restore, snapshot, take, until_kept
 from tests.cluster.fixtures import Cluster
 from tests.cluster.kubectl import Kubectl
 
@@ -47,7 +47,7 @@ def test_ten_snapshots_rollbacks_and_forks_come_right_under_a_kill_every_second(
     names = [f"box{number}" for number in range(COUNT)]
     namespace.apply(*(sandbox(name, cluster.image("busybox")) for name in names))
     for name in names:
-        until_ready(namespace, name, seconds=60)
+        until_ready(namespace, name, seconds=READY_SECONDS)
         shell(
             namespace,
             name,
@@ -102,7 +102,7 @@ def test_what_belongs_to_no_snapshot_goes_by_way_of_the_trash_and_what_belongs_t
     }
     installation = install(namespace.namespace, settings=settings)
     namespace.apply(sandbox("one", cluster.image("busybox")))
-    until_ready(namespace, "one")
+    until_ready(namespace, "one", seconds=READY_SECONDS)
     kept = take(namespace, "first", "one")
     lost = take(namespace, "second", "one")
     retained = take(namespace, "third", "one", deletionPolicy="Retain")
@@ -114,9 +114,9 @@ def test_what_belongs_to_no_snapshot_goes_by_way_of_the_trash_and_what_belongs_t
     (foreign / "archive.tar.zst").write_bytes(b"somebody else's")
     blob = blob_of(installation, lost)
     installation.start()
-    wait_for("it is in the trash", blob.with_name("trash").exists, seconds=20)
+    wait_for("it is in the trash", blob.with_name("trash").exists, seconds=40)
     assert blob.exists()
-    wait_for("it is gone after its grace", lambda: not blob.parent.exists(), seconds=30)
+    wait_for("it is gone after its grace", lambda: not blob.parent.exists(), seconds=60)
     for found in (kept, retained):
         assert blob_of(installation, found).exists()
     assert (foreign / "archive.tar.zst").exists()
