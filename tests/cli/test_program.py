@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import pytest
 from agent_sandbox_client.cli.app import COMMANDS, root
 from agent_sandbox_core.version import __version__
 from typer.main import get_command
+
+from tests.support.server import clean_environment
 
 from .conftest import ENTRY, PLUGIN, Sandboxctl
 
@@ -38,7 +39,7 @@ def test_every_command_explains_itself_and_has_json(alone: Sandboxctl) -> None:
 
 def cpu_seconds(*words: str) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, env=dict(os.environ))
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, env=clean_environment({}))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

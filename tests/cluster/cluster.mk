@@ -31,6 +31,7 @@ cluster-load: ## put an image of buildah's or docker's into every node (IMAGE=na
 	$(CLUSTER) load $(IMAGE)
 
 .PHONY: test-cluster
-test-cluster: venv ## bring the test cluster up with two nodes, prove it, take it down
+test-cluster: guest ## bring the test cluster up with two nodes, prove it and all that runs on it, take it down
 	$(CLUSTER) up --nodes 2
-	status=0; NAME=$(NAME) PROVIDER=$(PROVIDER) NODES=2 $(BIN)/pytest tests/cluster || status=$$?; $(CLUSTER) down; exit $$status
+	export NAME=$(NAME) PROVIDER=$(PROVIDER) NODES=2 AGENT_SANDBOX_TEST_IMAGE=localhost/python:1; status=0; \
+	$(BIN)/pytest tests/cluster && $(BIN)/pytest tests/contract --backends kubernetes || status=$$?; $(CLUSTER) down; exit $$status
