@@ -54,7 +54,7 @@ test-unit: guest ## tests that need no engine
 
 .PHONY: test-docker
 test-docker: guest ## contract, faults and engine tests on a real Docker engine
-	$(ENGINE) $(BIN)/pytest tests/contract tests/backends tests/e2e
+	$(ENGINE) $(BIN)/pytest tests/contract tests/backends tests/e2e tests/cli
 
 .PHONY: test
 test: test-go test-unit test-docker test-cluster ## everything; installs or starts what it needs

@@ -38,12 +38,12 @@ class Capabilities:
             tmp_size_mb=settings.tmp_size_mb,
         )
 
-    def left(self, runtime_class: str | None) -> frozenset[Feature]:
-        """What may still be given up: what is chosen by itself and not given up yet."""
+    def optional(self) -> frozenset[Feature]:
+        """What a pod may be made without when it does not start: what is chosen by itself. A pod of before may still have what was given up since."""
         found: set[Feature] = set()
-        if self._settings.init_delivery == "auto" and not self._lacks("image-volume", runtime_class):
+        if self._settings.init_delivery == "auto":
             found.add("image-volume")
-        if self._settings.user_namespaces == "auto" and not self._lacks("user-namespace", runtime_class):
+        if self._settings.user_namespaces == "auto":
             found.add("user-namespace")
         return frozenset(found)
 

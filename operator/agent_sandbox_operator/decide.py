@@ -48,7 +48,9 @@ _MISSING_SECRET = re.compile(r'secret "?([^"\s]+)"? not found|references non-exi
 _BACK_OFF = re.compile(r'\ABack-off pulling image "[^"]*": (?:ErrImagePull: )?')
 """The kubelet tells the cause twice, in two forms; one is enough for a status that changes only when something does."""
 _VOLUME = re.compile(r"persistentvolume|volume node affinity|volume\(s\)|storageclass", re.IGNORECASE)
-_USER_NAMESPACE = re.compile(r"user ?namespace|userns|idmap|id-map|hostUsers|UserNamespacesSupport", re.IGNORECASE)
+_USER_NAMESPACE = re.compile(
+    r"user ?namespace|namespace of type user|namespaces/user|userns|idmap|id-map|hostUsers|UserNamespacesSupport", re.IGNORECASE
+)
 _IMAGE_VOLUME = re.compile(r"image ?volume|image mount|volume type.*image|unsupported.*image", re.IGNORECASE)
 
 

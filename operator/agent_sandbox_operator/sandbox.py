@@ -139,7 +139,7 @@ class Reconciler:
             grow_refusal=memory.grow[1] if memory.grow is not None and memory.grow[0] == sandbox.spec.workspace.size else None,
             trouble=await self._trouble(memory, pod, child, now),
             node_lost=await self._node_lost(pod, now),
-            features=self.capabilities.left(sandbox.spec.runtime_class_name),
+            features=self.capabilities.optional(),
         )
 
     async def _child(self, kind: Kind, key: Key, uid: str, *, known: bool) -> Object | None:

@@ -72,10 +72,9 @@ def test_a_closed_pipe_is_no_error(ctl: Sandboxctl, box: str) -> None:
 
 def test_a_failure_of_ours_is_no_exit_code_of_the_command(ctl: Sandboxctl, box: str) -> None:
     assert ctl.fail("exec", "sb_0000000000000000", "true", code=125) == "sandboxctl: sandbox sb_0000000000000000 not found\n"
-    assert "workdir" in ctl.fail("exec", "-w", "/absent", box, "true", code=125)
+    assert "/absent" in ctl.fail("exec", "-w", "/absent", box, "true", code=125)
 
 
 def test_a_command_line_that_cannot_be_meant_is_refused(ctl: Sandboxctl, box: str) -> None:
     assert "give a command" in ctl.fail("exec", box, code=2)
     assert "give a command" in ctl.fail("exec", "-c", "true", box, "true", code=2)
-    assert "needs a terminal" in ctl.fail("exec", "-it", box, code=2)

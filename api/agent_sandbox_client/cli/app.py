@@ -33,15 +33,11 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
         "timeout": Entry("sandboxes", "Set how long a sandbox lives, counted from now."),
         "delete": Entry("sandboxes", "Delete sandboxes; their snapshots stay."),
     },
-    "Inside a sandbox": {
-        "exec": Entry("commands", "Run a command, with its output and its exit code, or a shell with -it."),
-        "ps": Entry("commands", "List background processes."),
-        "logs": Entry("commands", "Print the output of a background process."),
-        "kill": Entry("commands", "End a background process and all that it started."),
-        "cp": Entry("files", "Copy files and folders in and out."),
+    "Commands": {
+        "exec": Entry("commands", "Run a command, with its output and its exit code."),
     },
     "State": {
-        "snapshot": Entry("snapshots", "Take, list, delete, export and import snapshots."),
+        "snapshot": Entry("snapshots", "Take, list, show and delete snapshots."),
         "rollback": Entry("sandboxes", "Put a snapshot's files back into a sandbox."),
         "fork": Entry("sandboxes", "Create sandboxes from a snapshot and print their ids."),
     },
@@ -100,6 +96,7 @@ class RootGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, section in SECTIONS.items():
             with formatter.section(title):
+                # One width for all sections.
                 formatter.write_dl([(name.ljust(10), entry.summary) for name, entry in section.items()])
 
 

@@ -46,7 +46,7 @@ async def examine(namespace: str | None) -> list[Check]:
                         break
             return found
     except ConfigError as error:
-        return [Check("cluster", "failed", str(error), "set KUBECONFIG")]
+        return [Check("cluster", "failed", str(error))]
 
 
 async def _version(kube: Kube, namespace: str) -> AsyncIterator[Check]:
@@ -94,7 +94,12 @@ async def _rights(kube: Kube, namespace: str) -> AsyncIterator[Check]:
     for group, resource, subresource, verbs in RIGHTS:
         for verb in verbs:
             attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": resource, "subresource": subresource}
-            review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": attributes}}
+            review = {
+                "kind": "SelfSubjectAccessReview",
+                "apiVersion": "authorization.k8s.io/v1",
+                "metadata": {},
+                "spec": {"resourceAttributes": attributes},
+            }
             if not (await kube.create(REVIEWS, review))["status"]["allowed"]:
                 missing.append(f"{verb} {resource}{f'/{subresource}' if subresource else ''}")
     if missing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Self
@@ -22,7 +22,6 @@ SILENCE_SECONDS: Final = 180.0
 PAUSES: Final = (0.1, 0.5)
 """Before further tries of what may be repeated, when the connection failed."""
 REPEATABLE: Final = frozenset({"GET", "DELETE"})
-CHUNK: Final = 1 << 18
 Json = dict[str, Any]
 
 
@@ -61,27 +60,15 @@ class Remote:
         self._check(answer)
         return answer.json() if answer.content else {}
 
-    def send(self, method: str, path: str, content: Iterable[bytes] | bytes, /, *, headers: Mapping[str, str] | None = None, **query: Any) -> Json:
-        """A call with raw bytes."""
-        with self._telling():
-            answer = self._http.request(method, path, content=content, params=_given(query), headers=dict(headers or {}))
-        self._check(answer)
-        return answer.json() if answer.content else {}
-
     @contextmanager
     def receive(self, method: str, path: str, /, *, body: Any = None, **query: Any) -> Iterator[httpx.Response]:
-        """A call whose answer is a stream: iterate it with `chunks` or `lines`."""
+        """A call whose answer is a stream: iterate it with `lines`."""
         timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS, pool=None)
         with self._telling(), self._http.stream(method, path, json=body, params=_given(query), timeout=timeout) as answer:
             if answer.is_error:
                 answer.read()
                 self._check(answer)
             yield answer
-
-    def chunks(self, answer: httpx.Response) -> Iterator[bytes]:
-        """The bytes of a stream."""
-        with self._telling():
-            yield from answer.iter_bytes(CHUNK)
 
     def lines(self, answer: httpx.Response) -> Iterator[Json]:
         """The objects of an NDJSON stream."""

@@ -166,7 +166,7 @@ def rollback(ctx: typer.Context, sandbox: SandboxId, snapshot: SnapshotId) -> No
     All its processes end. Id, expiry and name stay as they are.
     """
     with connected(ctx) as remote:
-        found = remote.call("POST", f"/v1/sandboxes/{sandbox}/rollback", body={"snapshot_id": snapshot}, once=True)
+        found = remote.call("POST", f"/v1/sandboxes/{sandbox}/rollback", body={"snapshot_id": snapshot})
         show(found, target_of(ctx).as_json, lambda: print_line(f"{found['id']} is as in {snapshot}"))
 
 

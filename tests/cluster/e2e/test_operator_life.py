@@ -48,6 +48,20 @@ def test_an_applied_sandbox_becomes_ready_and_takes_a_command_in_a_restricted_na
     assert not violations
 
 
+def test_a_runtime_class_that_knows_no_user_namespaces_gets_its_pod_without_and_isolation_says_what_isolates(
+    cluster: Cluster, namespace: Kubectl, operator: Installation
+) -> None:
+    cluster.needs("runtimeclass", "gvisor")
+    namespace.apply(sandbox("one", cluster.image("python"), runtimeClassName="gvisor"), sandbox("two", cluster.image("busybox")))
+    found = until_ready(namespace, "one", seconds=60)
+    assert condition(found, "Isolation")["reason"] == "RuntimeClass"
+    assert "gvisor" in condition(found, "Isolation")["message"]
+    assert found["status"]["incarnation"] == 1
+    assert pods_of(namespace, "one")[0]["spec"].get("hostUsers") is not False
+    # What one class lacks is no reason for another.
+    assert condition(until_ready(namespace, "two"), "Isolation")["reason"] == "UserNamespace"
+
+
 def test_env_comes_from_the_spec_as_it_stands_and_from_a_secret_that_may_come_late(
     cluster: Cluster, namespace: Kubectl, operator: Installation
 ) -> None:

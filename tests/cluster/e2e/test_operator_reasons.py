@@ -34,7 +34,7 @@ BIG = {"cpu": "64", "memory": "96Mi", "requests": {"cpu": "64", "memory": "32Mi"
 SMALL = {"cpu": "500m", "memory": "96Mi", "requests": {"cpu": "10m", "memory": "32Mi"}}
 TROUBLES = {
     "an image that is not there": Trouble("ImagePullFailed", {"image": "127.0.0.1:1/none:1"}, "127.0.0.1:1/none:1", {}),
-    "an image that is none": Trouble("InvalidImage", {"image": "UPPER/Case bad"}, "UPPER/Case bad", {}),
+    "an image that is none": Trouble("InvalidImage", {"image": "UPPER/Case:bad"}, "UPPER/Case:bad", {}),
     "no room": Trouble("Unschedulable", {"resources": BIG}, "Insufficient cpu", {"resources": SMALL}),
     "no such node": Trouble("Unschedulable", {"nodeSelector": {"no": "such"}}, "node", {"nodeSelector": None}),
     "no such class": Trouble("WorkspaceUnbound", {"workspace": {"size": "32Mi", "storageClassName": "nosuch"}}, "nosuch"),

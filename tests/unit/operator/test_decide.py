@@ -151,6 +151,14 @@ TABLE: dict[str, tuple[Seen, str, str, Any]] = {
         "Creating",
         DeletePod("pod-uid", "it does not start with user-namespace", "user-namespace"),
     ),
+    "a runtime that cannot join one": (
+        running(
+            BARE, the_pod=pod(BARE), trouble=Trouble("Pod", "FailedCreatePodSandBox", "gofer: error setting namespace of type user: invalid argument")
+        ),
+        "Pending",
+        "Creating",
+        DeletePod("pod-uid", "it does not start with user-namespace", "user-namespace"),
+    ),
     "image volumes without exec": (
         running(BARE, the_pod=pod(BARE, ended("StartError", 128, message='exec: "/opt/agent-sandbox/sandbox-init": permission denied'))),
         "Pending",

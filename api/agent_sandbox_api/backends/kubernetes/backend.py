@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import hmac
 import logging
 import secrets
 from base64 import b64decode
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -34,7 +35,7 @@ from agent_sandbox_kube.config import ConfigError
 from agent_sandbox_kube.errors import AlreadyExists, Forbidden, KubeError, NotFound
 from agent_sandbox_kube.errors import Conflict as ChangedMeanwhile
 from agent_sandbox_kube.informer import Informer
-from agent_sandbox_kube.resources import QUOTAS, SANDBOXES, SECRETS, SNAPSHOTS
+from agent_sandbox_kube.resources import QUOTAS, SANDBOXES, SECRETS, SNAPSHOTS, Resource
 
 from ..tasks import TaskOwner
 from .faults import translated
@@ -72,6 +73,7 @@ READY_SECONDS: Final = 120.0
 """How long a sandbox may take to answer again after a rollback."""
 GOING_SECONDS: Final = 20.0
 """How long an earlier sandbox with the same Idempotency-Key, which is being deleted, is waited for."""
+POLL_SECONDS: Final = 0.3
 QUOTA: Final = "agent-sandbox-api"
 FINAL: Final = frozenset({"Succeeded", "Failed", "Superseded"})
 
@@ -81,7 +83,7 @@ GRACE: Final = {
     "QuotaExceeded": AT_ONCE, "InvalidImage": AT_ONCE, "PodSecurityRejected": AT_ONCE, "AdmissionRejected": AT_ONCE, "NameConflict": AT_ONCE,
     "NamespaceNotEnabled": AT_ONCE, "SnapshotMissing": AT_ONCE, "SnapshotFailed": AT_ONCE, "WorkspaceLost": AT_ONCE, "CrashLoop": AT_ONCE,
     # What may: a pull is tried again, a node may be freed by what is just being deleted.
-    "ImagePullFailed": 10.0, "Unschedulable": 15.0, "WorkspaceUnbound": 45.0,
+    "ImagePullFailed": 10.0, "Unschedulable": 15.0, "WorkspaceUnbound": 45.0, "EnvSecretMissing": 20.0,
 }  # fmt: skip
 """Seconds that a Sandbox may stay with this reason before its create fails."""
 
@@ -181,7 +183,9 @@ class KubernetesBackend:
             name, digest = name_of(new_sandbox_id()), None
         else:
             name = f"sb-{_sha256(idempotency_key)[:16]}"
-            digest = request_digest or _sha256(spec.model_dump_json(exclude={"env"}) + (source or ""))
+            # The request holds env values: without the key, which is stored nowhere, its digest must not let anybody try guesses.
+            asked = request_digest or _sha256(spec.model_dump_json() + (source or ""))
+            digest = hmac.new(idempotency_key.encode(), asked.encode(), "sha256").hexdigest()
         manifest = sandbox_manifest(
             name,
             spec,
@@ -289,38 +293,47 @@ class KubernetesBackend:
     # Create
 
     async def _make(self, manifest: Object, spec: SandboxSpec) -> Sandbox:
-        created = await self._post(manifest)
+        keyed = ANNOTATION_REQUEST in manifest["metadata"]["annotations"]
+        if keyed and (known := await self._earlier(manifest)) is not None:
+            # Its maker may have died before it made the Secret. Who waits for it does not remove it: it is another request's too.
+            await self._give_env(known, spec.env)
+            return sandbox_of(await self._await_ready(known))
+        created = await self._post(SANDBOXES, manifest, self._clear)
         if created is None:
-            return await self._earlier(manifest, spec)
-        uid = created["metadata"]["uid"]
+            return await self._make(manifest, spec)  # another facade was quicker, with the same key
+        self._sandboxes.put(created)
         try:
-            if spec.env:
-                secret = secret_manifest(env_secret_name(manifest["metadata"]["name"]), created, spec.env)
-                with translated():
-                    await self._kube.create(SECRETS, secret, self._namespace)
+            await self._give_env(created, spec.env)
             return sandbox_of(await self._await_ready(created))
         except BaseException:
             await asyncio.shield(self._tasks.spawn(self._clear(created)))
-            self._guests.drop(uid)
+            self._guests.drop(created["metadata"]["uid"])
             raise
 
-    async def _post(self, manifest: Object) -> Object | None:
-        """The new Sandbox; None when there is one of that name, of an earlier request with the same key."""
-        try:
+    async def _post(self, resource: Resource, manifest: Object, clear: Callable[[Object], Awaitable[None]]) -> Object | None:
+        """The new object; None when its name is taken. Cancelled while the answer is on its way, what may have been made is cleared."""
+
+        async def send() -> Object | None:
             with translated():
-                created = await self._post_raw(manifest)
-        except _Taken:
-            return None
-        self._sandboxes.put(created)
-        return created
+                try:
+                    return await self._kube.create(resource, manifest, self._namespace)
+                except AlreadyExists:
+                    return None
 
-    async def _post_raw(self, manifest: Object) -> Object:
+        async def undo() -> None:
+            with contextlib.suppress(SandboxError):
+                if (made := await sending) is not None:
+                    await clear(made)
+
+        sending = self._tasks.spawn(send())
         try:
-            return await self._kube.create(SANDBOXES, manifest, self._namespace)
-        except AlreadyExists:
-            raise _Taken from None
+            return await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            self._tasks.spawn(undo())
+            raise
 
-    async def _earlier(self, manifest: Object, spec: SandboxSpec) -> Sandbox:
+    async def _earlier(self, manifest: Object) -> Object | None:
+        """The Sandbox that an earlier request with this key made; None when there is none, or none any more."""
         name = manifest["metadata"]["name"]
         deadline = asyncio.get_running_loop().time() + GOING_SECONDS
         while True:
@@ -328,16 +341,46 @@ class KubernetesBackend:
                 try:
                     found = await self._kube.get(SANDBOXES, name, self._namespace)
                 except NotFound:
-                    return await self._make(manifest, spec)
+                    return None
             if not is_going(found):
                 break
             if asyncio.get_running_loop().time() > deadline:
                 raise Conflict(f"the sandbox {id_of(name)} of an earlier request with this Idempotency-Key is still being deleted: use a new key")
-            await asyncio.sleep(0.3)
-        if found["metadata"].get("annotations", {}).get(ANNOTATION_REQUEST) != manifest["metadata"]["annotations"].get(ANNOTATION_REQUEST):
+            await asyncio.sleep(POLL_SECONDS)
+        if found["metadata"].get("annotations", {}).get(ANNOTATION_REQUEST) != manifest["metadata"]["annotations"][ANNOTATION_REQUEST]:
             raise Conflict("this Idempotency-Key was used for another request: use a new key for each request, and the same one only to repeat it")
         self._sandboxes.put(found)
-        return sandbox_of(await self._await_ready(found))
+        return found
+
+    async def _give_env(self, owner: Object, values: Mapping[str, str]) -> None:
+        """The Secret with its env values, if it has any. One that an earlier Sandbox of this name has left behind goes first."""
+        if not values:
+            return
+        name, uid = env_secret_name(owner["metadata"]["name"]), owner["metadata"]["uid"]
+        deadline = asyncio.get_running_loop().time() + GOING_SECONDS
+        while True:
+            with translated():
+                try:
+                    await self._kube.create(SECRETS, secret_manifest(name, owner, values), self._namespace)
+                except AlreadyExists:
+                    if await self._is_ours(name, uid):
+                        return
+                else:
+                    return
+            if asyncio.get_running_loop().time() > deadline:
+                raise Conflict(f"the Secret {self._namespace}/{name} is somebody else's: delete it, or use another Idempotency-Key")
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _is_ours(self, name: str, owner: str) -> bool:
+        """Whether the Secret belongs to this Sandbox; one of a Sandbox that is gone is removed."""
+        try:
+            found = await self._kube.get(SECRETS, name, self._namespace)
+            owners = [one["uid"] for one in found["metadata"].get("ownerReferences") or () if one["kind"] == "Sandbox"]
+            if owner not in owners and owners:
+                await self._kube.delete(SECRETS, name, self._namespace, _exactly(found))
+        except (NotFound, ChangedMeanwhile):
+            return False
+        return owner in owners
 
     async def _await_ready(self, created: Object) -> Object:
         """The Sandbox once a command can run in it; the error that its condition tells, when it does not get there."""
@@ -378,9 +421,11 @@ class KubernetesBackend:
         gone = SandboxNotFound(id_of(name))
         with translated(gone):
             try:
-                await self._kube.delete(SANDBOXES, name, self._namespace, {**_exactly(found), "propagationPolicy": "Foreground"})
+                left = await self._kube.delete(SANDBOXES, name, self._namespace, {**_exactly(found), "propagationPolicy": "Foreground"})
             except ChangedMeanwhile:
                 raise gone from None  # another object has the name now
+        if left.get("kind") == "Sandbox":
+            self._sandboxes.put(left)  # so that a command that comes next is refused
 
     # Work that holds a sandbox
 
@@ -403,8 +448,9 @@ class KubernetesBackend:
 
     async def _take(self, manifest: Object) -> Snapshot:
         name = manifest["metadata"]["name"]
-        with translated():
-            created = await self._kube.create(SNAPSHOTS, manifest, self._namespace)
+        created = await self._post(SNAPSHOTS, manifest, self._clear_snapshot)
+        if created is None:
+            raise BackendError(f"the new name {name} of a snapshot is taken already: try again")
         self._snapshots.put(created)
         try:
             return await self._await_snapshot(name)
@@ -510,10 +556,6 @@ class KubernetesBackend:
             logger.info("no right to write a ResourceQuota in %s: the limit of sandboxes there is the cluster admin's alone", self._namespace)
         except KubeError as error:
             raise BackendError(str(error)) from error
-
-
-class _Taken(Exception):
-    """The name of a Sandbox is taken."""
 
 
 def _has_ended(raw: Object | None) -> bool:
