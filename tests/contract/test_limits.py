@@ -137,3 +137,23 @@ def test_the_idempotency_key_is_remembered_over_a_restart(start_facade: Callable
     again = facade.api.create({"memory_mb": 64}, headers=headers)
     assert again.status_code in (200, 201) and again.json()["id"] == first["id"]
     refused(facade.api.create({"memory_mb": 128}, headers=headers), 409)
+
+
+@pytest.mark.behaviour("LIMIT-010")
+def test_a_retry_with_its_key_gives_its_sandbox_also_at_the_limit(tight: Api) -> None:
+    headers = {KEY: "7f3c0000-aaaa-bbbb-cccc-000000000004"}
+    first = expect(tight.create({"memory_mb": 64}, headers=headers), 201)
+    for _ in range(4):
+        tight.new(memory_mb=64)
+    again = tight.create({"memory_mb": 64}, headers=headers)
+    assert again.status_code in (200, 201) and again.json()["id"] == first["id"]
+    refused(tight.create({"memory_mb": 64}), 429)
+
+
+@pytest.mark.behaviour("LIMIT-011")
+def test_a_key_may_be_used_again_once_its_sandbox_is_deleted(api: Api) -> None:
+    headers = {KEY: "7f3c0000-aaaa-bbbb-cccc-000000000005"}
+    for value in ("first", "second"):
+        made = expect(api.create({"env": {"TOKEN": value}}, headers=headers), 201)["id"]
+        assert api.run(made, "echo $TOKEN")["stdout"] == f"{value}\n"
+        api.delete(made)

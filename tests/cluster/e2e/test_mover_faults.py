@@ -32,6 +32,8 @@ from tests.cluster.kubectl import Kubectl
 from tests.support.s3 import S3Server, s3_server
 from tests.unit.core.archives import archive, manifest, member, pieces
 
+pytestmark = pytest.mark.slow
+
 ROOMY = {"size": "512Mi", "ephemeral": True}
 HEAVY = "mkdir -p /workspace/d; for i in $(seq 60); do head -c 1000000 /dev/urandom > /workspace/d/$i; done; cat /workspace/d/* | sha256sum"
 SUM = "cat /workspace/d/* | sha256sum"

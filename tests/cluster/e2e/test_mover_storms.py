@@ -15,6 +15,8 @@ from tests.cluster.e2e.snapshots import FINAL, READY_SECONDS, Mover, ask_back, b
 from tests.cluster.fixtures import Cluster
 from tests.cluster.kubectl import Kubectl
 
+pytestmark = pytest.mark.slow
+
 COUNT = 10
 ALIVE_SECONDS = 1.0
 ROUNDS = 60

@@ -16,6 +16,8 @@ from tests.cluster.fixtures import Cluster
 from tests.cluster.kubectl import Kubectl, Object
 from tests.support.waiting import throughout
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def lone(namespace: Kubectl, install: Callable[..., Installation]) -> Installation:
