@@ -50,8 +50,9 @@ class Sandboxctl:
         return done.stderr.decode()
 
     def popen(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
-        """A command that goes on."""
-        return subprocess.Popen([*self.entry, *words], env=self.environment, cwd=self.folder, **options)
+        """A command that goes on. Ctrl-C reaches it also where the suite was started in the background, which makes its children deaf to it."""
+        hear = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+        return subprocess.Popen([*self.entry, *words], env=self.environment, cwd=self.folder, preexec_fn=hear, **options)
 
 
 @pytest.fixture

@@ -74,6 +74,9 @@ READY_SECONDS: Final = 120.0
 GOING_SECONDS: Final = 20.0
 """How long an earlier sandbox with the same Idempotency-Key, which is being deleted, is waited for."""
 POLL_SECONDS: Final = 0.3
+DELETE_SECONDS: Final = 4.0
+QUOTA_SECONDS: Final = 5.0
+QUOTA_START_SECONDS: Final = 15.0
 QUOTA: Final = "agent-sandbox-api"
 FINAL: Final = frozenset({"Succeeded", "Failed", "Superseded"})
 
@@ -230,6 +233,10 @@ class KubernetesBackend:
         found = await self._find(sandbox_id)
         await self._remove(found)
         self._guests.drop(found["metadata"]["uid"])
+        # Usually a second: whoever creates the next one at the limit then finds the place free.
+        key, uid = (self._namespace, found["metadata"]["name"]), found["metadata"]["uid"]
+        with contextlib.suppress(TimeoutError):
+            await self._sandboxes.wait_for(key, lambda one: one is None or one["metadata"]["uid"] != uid, DELETE_SECONDS)
 
     async def set_expiry(self, sandbox_id: str, expires_at: datetime) -> Sandbox:
         """Changes the time at which it goes."""
@@ -314,11 +321,17 @@ class KubernetesBackend:
         """The new object; None when its name is taken. Cancelled while the answer is on its way, what may have been made is cleared."""
 
         async def send() -> Object | None:
-            with translated():
-                try:
-                    return await self._kube.create(resource, manifest, self._namespace)
-                except AlreadyExists:
-                    return None
+            deadline = asyncio.get_running_loop().time() + QUOTA_SECONDS
+            while True:
+                with translated():
+                    try:
+                        return await self._kube.create(resource, manifest, self._namespace)
+                    except AlreadyExists:
+                        return None
+                    except Forbidden as error:
+                        if not self._may_pass_soon(error) or asyncio.get_running_loop().time() > deadline:
+                            raise
+                await asyncio.sleep(POLL_SECONDS)
 
         async def undo() -> None:
             with contextlib.suppress(SandboxError):
@@ -331,6 +344,12 @@ class KubernetesBackend:
         except asyncio.CancelledError:
             self._tasks.spawn(undo())
             raise
+
+    def _may_pass_soon(self, error: Forbidden) -> bool:
+        """A quota whose count is not known yet, or lags behind a delete."""
+        if "status unknown for quota" in error.message:
+            return True
+        return error.by_quota and sum(not is_going(one) for one in self._sandboxes.items().values()) < self._options.max_sandboxes
 
     async def _earlier(self, manifest: Object) -> Object | None:
         """The Sandbox that an earlier request with this key made; None when there is none, or none any more."""
@@ -552,6 +571,13 @@ class KubernetesBackend:
                 await self._kube.create(QUOTAS, manifest, self._namespace)
             except AlreadyExists:
                 await self._kube.patch(QUOTAS, QUOTA, self._namespace, {"spec": spec})
+            # Until its count is known, admission lets everything in or nothing.
+            deadline = asyncio.get_running_loop().time() + QUOTA_START_SECONDS
+            while asyncio.get_running_loop().time() < deadline:
+                found = await self._kube.get(QUOTAS, QUOTA, self._namespace)
+                if (found.get("status") or {}).get("hard") == spec["hard"]:
+                    break
+                await asyncio.sleep(POLL_SECONDS)
         except Forbidden:
             logger.info("no right to write a ResourceQuota in %s: the limit of sandboxes there is the cluster admin's alone", self._namespace)
         except KubeError as error:
