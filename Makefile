@@ -51,10 +51,11 @@ test-go: ## the guest's own tests
 .PHONY: test-unit
 test-unit: guest ## tests that need no engine
 	$(BIN)/pytest tests/unit
+	$(BIN)/pytest tests/cli --backends memory
 
 .PHONY: test-docker
 test-docker: guest ## contract, faults and engine tests on a real Docker engine
-	$(ENGINE) $(BIN)/pytest tests/contract tests/backends tests/e2e tests/cli
+	$(ENGINE) $(BIN)/pytest tests/contract tests/backends tests/e2e
 
 .PHONY: test
 test: test-go test-unit test-docker test-cluster ## everything; installs or starts what it needs

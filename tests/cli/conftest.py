@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,8 +52,11 @@ class Sandboxctl:
 
     def popen(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
         """A command that goes on. Ctrl-C reaches it also where the suite was started in the background, which makes its children deaf to it."""
-        hear = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
-        return subprocess.Popen([*self.entry, *words], env=self.environment, cwd=self.folder, preexec_fn=hear, **options)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return subprocess.Popen([*self.entry, *words], env=self.environment, cwd=self.folder, **options)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
