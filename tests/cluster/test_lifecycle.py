@@ -74,7 +74,8 @@ class Traces:
         """What of it is still there."""
         found = [f"process {pid} ({processes.name_of(pid)})" for pid in processes.everything(self.name)]
         found += [f"mount {line.split()[1]}" for line in Path("/proc/mounts").read_text().splitlines() if f"/{self.name}/" in line.split()[1]]
-        found += [f"control group {path}" for path in Path("/sys/fs/cgroup").glob(f"**/{CGROUP_ROOT}/{self.name}")]
+        # os.walk: others' groups come and go meanwhile, which a glob does not bear.
+        found += [f"control group {path}" for path, _, _ in os.walk("/sys/fs/cgroup") if path.endswith(f"/{CGROUP_ROOT}/{self.name}")]
         found += [f"loop device {line}" for line in output("losetup", "--list", "--noheadings").splitlines() if f"/{self.name}/" in line]
         found += [f"namespace {name}" for name in alive(self.namespaces)]
         found += [f"file {path}" for path in (state_root() / self.name, state_root() / f".{self.name}.gone") if path.exists()]
