@@ -34,3 +34,54 @@ capabilities: {drop: [ALL]}
 {{- define "agent-sandbox.keysSecret" -}}
 {{ .Values.apiKeys.existingSecret | default (printf "%s-api-keys" .Release.Name) }}
 {{- end }}
+{{- /* What the pods of all three components have in common. */ -}}
+{{- define "agent-sandbox.pod" -}}
+serviceAccountName: {{ include "agent-sandbox.name" . }}
+enableServiceLinks: false
+securityContext: {{- include "agent-sandbox.podSecurity" .root | nindent 2 }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end }}
+{{- define "agent-sandbox.spread" -}}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "agent-sandbox.selector" . | nindent 8 }}
+{{- end }}
+{{- define "agent-sandbox.probes" -}}
+livenessProbe:
+  httpGet: {path: /healthz, port: {{ .port }}}
+  initialDelaySeconds: 10
+  periodSeconds: 15
+  timeoutSeconds: 5
+readinessProbe:
+  httpGet: {path: {{ .ready }}, port: {{ .port }}}
+  periodSeconds: 3
+  timeoutSeconds: 5
+{{- end }}
+{{- define "agent-sandbox.disruption" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ include "agent-sandbox.name" . }}
+  namespace: {{ .root.Release.Namespace }}
+  labels: {{- include "agent-sandbox.labels" .root | nindent 4 }}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels: {{- include "agent-sandbox.selector" . | nindent 6 }}
+{{- end }}
+{{- define "agent-sandbox.account" -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ include "agent-sandbox.name" . }}
+  namespace: {{ .root.Release.Namespace }}
+  labels: {{- include "agent-sandbox.labels" .root | nindent 4 }}
+{{- end }}
