@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
-import time
 import traceback
 from contextvars import ContextVar
 from typing import Any, Final, Literal, TextIO
+
+from agent_sandbox_core.logs import install, moment
 
 PACKAGES: Final = ("agent_sandbox_api", "agent_sandbox_core", "agent_sandbox_kube")
 # Loggers of the libraries below us write headers and URLs at debug level; uvicorn prints tracebacks of errors that middleware.py has told already.
@@ -27,7 +27,7 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
-            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
+            "time": moment(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -54,12 +54,6 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 def configure_logging(level: str, kind: Format, stream: TextIO | None = None) -> None:
     """Sends our loggers to `stream` (standard error) at `level`; others stay at warnings."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(_Formatter(kind))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
-    for name in PACKAGES:
-        logging.getLogger(name).setLevel(level.upper())
+    install(_Formatter(kind), level, PACKAGES, stream)
     for name, at in QUIET.items():
         logging.getLogger(name).setLevel(at)

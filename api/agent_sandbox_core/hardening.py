@@ -8,6 +8,11 @@ from typing import Final
 HOSTNAME: Final = "sandbox"
 WORKSPACE: Final = "/workspace"
 HOME: Final = WORKSPACE
+GUEST_FOLDER: Final = "/opt/agent-sandbox"
+"""Where sandbox-init is in every sandbox, read-only."""
+GUEST_PATH: Final = f"{GUEST_FOLDER}/sandbox-init"
+GUEST_SERVE: Final = (GUEST_PATH, "serve")
+GUEST_CONNECT: Final = (GUEST_PATH, "connect")
 UID: Final = 1000
 GID: Final = 1000
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import ssl
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
 import aiohttp
 import httpcore
 from agent_sandbox_core.errors import ChannelError
+from agent_sandbox_core.hardening import GUEST_CONNECT
+from agent_sandbox_core.stream import PieceStream
+from agent_sandbox_core.v1alpha1 import CONTAINER
 
 from .client import Kube
 from .config import ConfigError
@@ -46,13 +47,13 @@ NEVER_STARTED: Final = ("error dialing backend", "unable to upgrade connection",
 """How the API server, the kubelet and the runtime say that the command has not begun."""
 
 
-class ExecStream(httpcore.AsyncNetworkStream):
+class ExecStream(PieceStream):
     """stdin and stdout of one exec as a stream of bytes. One reader and one writer at a time."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, what: str) -> None:
+        super().__init__()
         self._socket = socket
         self._what = what
-        self._ready: deque[bytes] = deque()
         self._complaint = bytearray()
         self._status: dict[str, Any] | None = None
         self._ended = False
@@ -116,15 +117,6 @@ class ExecStream(httpcore.AsyncNetworkStream):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._socket.close()
 
-    async def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
-    ) -> httpcore.AsyncNetworkStream:
-        """Channels carry plain HTTP inside the API server's own connection."""
-        raise httpcore.ConnectError("a channel to a sandbox has no TLS of its own")
-
     def get_extra_info(self, info: str) -> Any:
         """`is_readable`: something came, or the end did, while nobody asked: the connection is then given up."""
         if info != "is_readable":
@@ -172,20 +164,6 @@ class ExecStream(httpcore.AsyncNetworkStream):
         with contextlib.suppress(asyncio.CancelledError):
             receiving.throw(asyncio.CancelledError())
         return False
-
-    def _gather(self, most: int) -> bytes:
-        """All that is here, up to so many bytes: a transfer comes in messages of 32 KiB, and each read costs its readers the same."""
-        size, pieces = 0, []
-        while size < most and (self._ready or self._poll()):
-            if not self._ready:
-                continue
-            piece = self._ready.popleft()
-            if size + len(piece) > most:
-                self._ready.appendleft(piece[most - size :])
-                piece = piece[: most - size]
-            pieces.append(piece)
-            size += len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _take(self, message: aiohttp.WSMessage) -> None:
         if message.type is not aiohttp.WSMsgType.BINARY:
@@ -250,6 +228,11 @@ async def open_channel(kube: Kube, namespace: str, pod: str, container: str, com
         await socket.close()
         raise ChannelError(f"the API server does not speak {PROTOCOL}: Kubernetes 1.30 or newer is needed")
     return ExecStream(socket, what)
+
+
+async def open_guest(kube: Kube, namespace: str, pod: str) -> ExecStream:
+    """A channel to sandbox-init in a sandbox's pod. See open_channel."""
+    return await open_channel(kube, namespace, pod, CONTAINER, GUEST_CONNECT)
 
 
 def _refused(what: str, namespace: str, container: str, status: int) -> str:

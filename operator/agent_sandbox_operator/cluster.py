@@ -16,13 +16,12 @@ from agent_sandbox_kube import resources
 from agent_sandbox_kube.client import Kube
 from agent_sandbox_kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound, Unavailable
 from agent_sandbox_kube.events import EventPoster
-from agent_sandbox_kube.exec import open_channel
+from agent_sandbox_kube.exec import open_guest
 from agent_sandbox_kube.resources import Resource
 
 from .metrics import Metrics
 from .refusals import Refusal, read_refusal
 from .seen import Trouble
-from .specs import CONTAINER, GUEST_PATH
 from .store import Key, Kind, Object
 from .views import read_time
 
@@ -30,7 +29,6 @@ NAMES: Final[dict[str, str]] = {"pods": "pod", "persistentvolumeclaims": "PVC", 
 
 COMPONENT: Final = "agent-sandbox-operator"
 WEBHOOK: Final = "failed calling webhook"
-CONNECT: Final = (GUEST_PATH, "connect")
 NODE_TRUST_SECONDS: Final = 4.0
 TROUBLE_AGE: Final = timedelta(seconds=150)
 SILENT_EVENTS: Final = frozenset({"FailedScheduling", "BackOff", "Failed", "InspectFailed", "ErrImageNeverPull", "NetworkNotReady"})
@@ -213,7 +211,7 @@ class Cluster:
 
     async def open_channel(self, key: Key, pod: str) -> httpcore.AsyncNetworkStream:
         """A channel to sandbox-init in that pod."""
-        return await open_channel(self._kube, key[0], pod, CONTAINER, CONNECT)
+        return await open_guest(self._kube, key[0], pod)
 
     async def _find(self, kind: str, key: Key) -> Object | None:
         try:

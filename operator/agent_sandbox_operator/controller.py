@@ -14,6 +14,7 @@ from .metrics import Metrics
 from .queue import Closed, WorkQueue
 from .sandbox import Reconciler, StepsExhausted
 from .store import Key, Kind, Object, Store, key_of, owner_key
+from .views import faulty_fields
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +75,7 @@ class Controller:
         except ValidationError as error:
             delay = self._queue.retry(key)
             self._metrics.errors.labels("Invalid").inc()
-            places = ", ".join(".".join(str(part) for part in one["loc"]) for one in error.errors(include_url=False, include_input=False)[:5])
-            logger.error("sandbox %s/%s cannot be read (%s): the CRD that is installed is not this operator's", *key, places)  # noqa: TRY400 - told, not a fault here
+            logger.error("sandbox %s/%s cannot be read (%s): the CRD that is installed is not this operator's", *key, faulty_fields(error))  # noqa: TRY400 - told, not a fault here
         except Exception:  # the top: one Sandbox that cannot be reconciled must not stop the others
             delay = self._queue.retry(key)
             self._metrics.errors.labels("Fault").inc()

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from agent_sandbox_core import hardening
 from agent_sandbox_core.v1alpha1 import SandboxReason, source_marker
+from agent_sandbox_core.v1alpha1.quantities import parse_quantity
 
 from .life import MAX_RETURNS, stop_reason
 from .seen import (
@@ -28,7 +30,7 @@ from .seen import (
     wants_fill,
     wants_restore,
 )
-from .specs import GUEST_PATH, Cause, parse_quantity
+from .specs import Cause
 from .views import PodView, PvcView, Waiting
 
 QUIET_SECONDS: Final = 3.0
@@ -430,7 +432,7 @@ def _give_up(seen: Seen, pod: PodView, text: str) -> Decision | None:
     feature: Feature | None = None
     if not pod.host_users and _USER_NAMESPACE.search(text):
         feature = "user-namespace"
-    elif pod.delivery == "image-volume" and (_IMAGE_VOLUME.search(text) or (GUEST_PATH in text and "permission denied" in text)):
+    elif pod.delivery == "image-volume" and (_IMAGE_VOLUME.search(text) or (hardening.GUEST_PATH in text and "permission denied" in text)):
         feature = "image-volume"
     if feature is None or feature not in seen.features:
         return None

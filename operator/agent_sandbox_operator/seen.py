@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Literal
 
-from agent_sandbox_core.v1alpha1 import SandboxObject, SandboxPhase, SandboxReason, source_marker
+from agent_sandbox_core.v1alpha1 import ENDED_RESTORES, SandboxObject, SandboxPhase, SandboxReason, source_marker
 
 from .life import Life, read_life
 from .specs import Cause, template_hash
 from .views import PodView, PvcView
-
-UNFINISHED: Final = frozenset({"Pending", "Running"})
-"""Phases of lastRestore that another one follows."""
 
 Feature = Literal["user-namespace", "image-volume"]
 
@@ -184,7 +181,7 @@ def wants_fill(seen: Seen) -> bool:
     if seen.sandbox.spec.source is None:
         return False
     about = last is not None and last.request_id == source_marker(seen.sandbox.metadata.uid)
-    return not seen.marker or (about and last is not None and last.phase in UNFINISHED)
+    return not seen.marker or (about and last is not None and last.phase not in ENDED_RESTORES)
 
 
 def wants_restore(seen: Seen) -> bool:
@@ -194,5 +191,5 @@ def wants_restore(seen: Seen) -> bool:
     if asked is None or holder is None:
         return False
     if last is not None and last.request_id == asked.request_id:
-        return last.phase in UNFINISHED
+        return last.phase not in ENDED_RESTORES
     return asked.request_id not in {holder.marker, holder.restore_at_creation}

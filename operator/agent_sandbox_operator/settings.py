@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -24,13 +25,12 @@ def _read_list(value: object) -> object:
     return value
 
 
-def _shared(name: str) -> Any:
+def shared(name: str) -> Any:
     """A setting that operator and mover share; its name has no component in it."""
     return AliasChoices(f"{SHARED}{name}", name.lower())
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_read_list)]
-Delivery = Literal["image-volume", "init-container"]
 
 
 class OperatorSettings(BaseSettings):
@@ -38,11 +38,11 @@ class OperatorSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, populate_by_name=True, validate_default=True)
 
-    namespaces: Names = Field(default=(), validation_alias=_shared("NAMESPACES"))
+    namespaces: Names = Field(default=(), validation_alias=shared("NAMESPACES"))
     """AGENT_SANDBOX_NAMESPACES: the namespaces to look after; empty: all."""
-    init_image: str = Field(default="", validation_alias=_shared("INIT_IMAGE"))
+    init_image: str = Field(default="", validation_alias=shared("INIT_IMAGE"))
     """AGENT_SANDBOX_INIT_IMAGE: the image with /sandbox-init, by digest where it comes from a registry."""
-    init_delivery: Literal["auto", "image-volume", "init-container"] = Field(default="auto", validation_alias=_shared("INIT_DELIVERY"))
+    init_delivery: Literal["auto", "image-volume", "init-container"] = Field(default="auto", validation_alias=shared("INIT_DELIVERY"))
     """AGENT_SANDBOX_INIT_DELIVERY: how sandbox-init gets into a pod. auto: by image volume, by init container where that does not work."""
     workers: int = Field(default=16, ge=1, le=256)
     """How many Sandboxes are worked on at a time."""
@@ -98,15 +98,22 @@ class OperatorSettings(BaseSettings):
         return value
 
 
+Loaded = TypeVar("Loaded", bound=BaseSettings)
+
+
 def load_settings(**given: Any) -> OperatorSettings:
     """From the environment, with some given. Raises SettingsError."""
+    return read_settings(OperatorSettings, given)
+
+
+def read_settings(kind: type[Loaded], given: Mapping[str, Any]) -> Loaded:
+    """Settings of that kind from the environment, with some given. Raises SettingsError, which names the variable of the first that cannot work."""
     try:
-        return OperatorSettings(**given)
+        return kind(**given)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = str(first["loc"][0]) if first["loc"] else "a setting"
-        variable = name if name.startswith(SHARED) else f"{SHARED if name in _SHARED_FIELDS else PREFIX}{name.upper()}"
+        field = kind.model_fields.get(name)
+        prefix = SHARED if field is not None and field.validation_alias is not None else kind.model_config["env_prefix"]
+        variable = name if name.startswith(SHARED) else f"{prefix}{name.upper()}"
         raise SettingsError(f"{variable}: {first['msg'].removeprefix('Value error, ')}") from error
-
-
-_SHARED_FIELDS: Final = frozenset({"namespaces", "init_image", "init_delivery"})

@@ -7,19 +7,24 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from agent_sandbox_core.v1alpha1 import ANNOTATION_RESTORE_AT_CREATION, ANNOTATION_RESTORED
+from agent_sandbox_core.v1alpha1 import ANNOTATION_RESTORE_AT_CREATION, ANNOTATION_RESTORED, CONTAINER
+from pydantic import ValidationError
 
 from .specs import (
     ANNOTATION_CAUSE,
     ANNOTATION_DELIVERY,
     ANNOTATION_STARTS_BEFORE,
     ANNOTATION_TEMPLATE_HASH,
-    CONTAINER,
     Cause,
 )
 
 Object = Mapping[str, Any]
 _CAUSES: Final[dict[str, Cause]] = {"create": "create", "return": "return", "replace": "replace"}
+
+
+def faulty_fields(error: ValidationError) -> str:
+    """Where an object differs from what its CRD promises; its values are not shown."""
+    return ", ".join(".".join(str(part) for part in one["loc"]) for one in error.errors(include_url=False, include_input=False)[:5])
 
 
 def read_time(text: str | None) -> datetime | None:

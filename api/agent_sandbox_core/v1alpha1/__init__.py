@@ -5,6 +5,7 @@ from .common import (
     ANNOTATION_RESTORE_AT_CREATION,
     ANNOTATION_RESTORE_HISTORY,
     ANNOTATION_RESTORED,
+    CONTAINER,
     GROUP,
     KIND_SANDBOX,
     KIND_SNAPSHOT,
@@ -17,6 +18,7 @@ from .common import (
     Condition,
     EnvVar,
     Meta,
+    api_labels,
     child_name,
     sandbox_api_id,
     snapshot_api_id,
@@ -24,6 +26,7 @@ from .common import (
 )
 from .rules import MAX_NAME_LENGTH
 from .sandbox import (
+    ENDED_RESTORES,
     SandboxObject,
     SandboxPhase,
     SandboxReason,
@@ -37,6 +40,8 @@ __all__ = [
     "ANNOTATION_RESTORED",
     "ANNOTATION_RESTORE_AT_CREATION",
     "ANNOTATION_RESTORE_HISTORY",
+    "CONTAINER",
+    "ENDED_RESTORES",
     "GROUP",
     "KIND_SANDBOX",
     "KIND_SNAPSHOT",
@@ -60,6 +65,7 @@ __all__ = [
     "SnapshotReason",
     "SnapshotSpec",
     "SnapshotStatus",
+    "api_labels",
     "child_name",
     "sandbox_api_id",
     "snapshot_api_id",

@@ -6,6 +6,8 @@ pruned and validated already), writing leaves out what is unset.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -30,6 +32,8 @@ def child_name(name: str, uid: str) -> str:
     return f"{name}-{uid[:UID_CHARACTERS]}"
 
 
+CONTAINER: Final = "sandbox"
+"""The container of a sandbox's pod."""
 LABEL_SANDBOX: Final = f"{GROUP}/sandbox"
 """On every child: the name of its Sandbox."""
 LABEL_SANDBOX_UID: Final = f"{GROUP}/sandbox-uid"
@@ -110,10 +114,19 @@ class EnvVar(Resource):
 
 
 def sandbox_api_id(metadata: Meta) -> str:
-    """A Sandbox's id in the HTTP API and in archives: its label, or for one that was made with kubectl one from its uid."""
+    """A Sandbox's id in archives, which Docker mode reads too: that of the HTTP API, or for one that was made with kubectl one from its uid."""
     return metadata.labels.get(LABEL_API_ID) or f"sb_{metadata.uid.replace('-', '')[:16]}"
 
 
 def snapshot_api_id(metadata: Meta) -> str:
-    """A Snapshot's id in the HTTP API and in archives: its label, or for one that was made with kubectl one from its uid."""
+    """A Snapshot's id in archives, which Docker mode reads too: that of the HTTP API, or for one that was made with kubectl one from its uid."""
     return metadata.labels.get(LABEL_API_ID) or f"snap_{metadata.uid.replace('-', '')[:16]}"
+
+
+def api_labels(annotations: Mapping[str, str]) -> dict[str, str]:
+    """The labels that the API's caller gave a Sandbox."""
+    try:
+        found = json.loads(annotations.get(ANNOTATION_API_LABELS, "{}"))
+    except ValueError:
+        return {}
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}

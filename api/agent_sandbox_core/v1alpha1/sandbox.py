@@ -328,6 +328,10 @@ class LastTermination(Resource):
     """When it died."""
 
 
+ENDED_RESTORES: Final = frozenset({"Succeeded", "Failed", "Superseded"})
+"""Phases of a restore that does not go on."""
+
+
 class LastRestore(Resource):
     """The newest rollback, or the first fill from source; written by the mover alone."""
 

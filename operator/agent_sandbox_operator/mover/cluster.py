@@ -13,21 +13,19 @@ from agent_sandbox_core.errors import BackendError, Conflict, Forbidden
 from agent_sandbox_core.guest import ChannelGuest
 from agent_sandbox_core.v1alpha1 import GROUP, SandboxObject, SnapshotObject, child_name
 from agent_sandbox_core.v1alpha1.common import API_VERSION
+from agent_sandbox_kube import errors as kube_errors
 from agent_sandbox_kube.client import Kube
 from agent_sandbox_kube.errors import KubeError
 from agent_sandbox_kube.events import EventPoster
-from agent_sandbox_kube.exec import open_channel
+from agent_sandbox_kube.exec import open_guest
 from agent_sandbox_kube.resources import CLAIMS, CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, PODS, SANDBOXES, SECRETS, SNAPSHOTS, Resource
-
-from agent_sandbox_operator.specs import CONTAINER, GUEST_PATH
 
 from .marks import Marks
 
 T = TypeVar("T")
 Object = dict[str, Any]
 
-FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 403, 404, 409, 422
-CONNECT: Final = (GUEST_PATH, "connect")
+UNPROCESSABLE: Final = 422
 COMPONENT: Final = "agent-sandbox-mover"
 MAX_SECRET_BYTES: Final = 1 << 20
 
@@ -76,11 +74,11 @@ class Cluster:
         """The CRD of Snapshots is there and stays. One that may not be looked at counts as that."""
         try:
             raw = await self._kube.get(CUSTOM_RESOURCE_DEFINITIONS, f"{SNAPSHOTS.plural}.{GROUP}")
+        except kube_errors.Forbidden:
+            return True
+        except kube_errors.NotFound:
+            return False
         except KubeError as error:
-            if error.status == FORBIDDEN:
-                return True
-            if error.status == NOT_FOUND:
-                return False
             raise _trouble(error) from error
         return "deletionTimestamp" not in raw["metadata"]
 
@@ -88,11 +86,11 @@ class Cluster:
         """The uid of kube-system, which no two clusters share."""
         try:
             raw = await self._kube.get(NAMESPACES, "kube-system")
+        except (kube_errors.Forbidden, kube_errors.NotFound) as error:
+            raise Forbidden(
+                "the namespace kube-system may not be looked at: set AGENT_SANDBOX_INSTALLATION to a name for this installation"
+            ) from error
         except KubeError as error:
-            if error.status in {FORBIDDEN, NOT_FOUND}:
-                raise Forbidden(
-                    "the namespace kube-system may not be looked at: set AGENT_SANDBOX_INSTALLATION to a name for this installation"
-                ) from error
             raise _trouble(error) from error
         return str(raw["metadata"]["uid"])
 
@@ -111,11 +109,11 @@ class Cluster:
         body = {"metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version}, **patch}
         try:
             return await self._kube.patch(resource, meta.name, meta.namespace, body, subresource="status")
+        except kube_errors.Conflict as error:
+            raise Changed from error
+        except kube_errors.NotFound as error:
+            raise Vanished from error
         except KubeError as error:
-            if error.status == CONFLICT:
-                raise Changed from error
-            if error.status == NOT_FOUND:
-                raise Vanished from error
             raise _trouble(error) from error
 
     # Marks on the workspace
@@ -133,9 +131,9 @@ class Cluster:
         resource, name = _workspace(sandbox)
         try:
             await self._kube.patch(resource, name, sandbox.metadata.namespace, {"metadata": {"annotations": annotations}})
+        except kube_errors.NotFound as error:
+            raise Vanished from error
         except KubeError as error:
-            if error.status == NOT_FOUND:
-                raise Vanished from error
             raise _trouble(error) from error
 
     # Env values, as base64: they are carried, not read
@@ -167,14 +165,14 @@ class Cluster:
         }
         try:
             await self._kube.create(SECRETS, manifest, meta.namespace)
-        except KubeError as error:
-            if error.status != CONFLICT:
-                raise _trouble(error) from error
+        except kube_errors.Conflict as error:
             found = await self._find(SECRETS, meta.namespace, name)
             if found is None or not _is_owned(found, meta.uid):
                 raise Conflict(f"Secret {name} in namespace {meta.namespace} belongs to somebody else: delete or rename it") from error
             stale = {key: None for key in found.get("data") or {} if key not in values}
             await _called(self._kube.patch(SECRETS, name, meta.namespace, {"data": {**stale, **values}}))
+        except KubeError as error:
+            raise _trouble(error) from error
         return name
 
     async def env_secret(self, snapshot: SnapshotObject) -> str | None:
@@ -191,7 +189,7 @@ class Cluster:
         namespace, pod = sandbox.metadata.namespace, sandbox.status.pod_name or child_name(sandbox.metadata.name, sandbox.metadata.uid)
 
         async def connect() -> httpcore.AsyncNetworkStream:
-            return await open_channel(self._kube, namespace, pod, CONTAINER, CONNECT)
+            return await open_guest(self._kube, namespace, pod)
 
         guest = ChannelGuest(connect, budget=self._budget)
         try:
@@ -206,9 +204,9 @@ class Cluster:
     async def _find(self, resource: Resource, namespace: str, name: str) -> Object | None:
         try:
             return await self._kube.get(resource, name, namespace)
+        except kube_errors.NotFound:
+            return None
         except KubeError as error:
-            if error.status == NOT_FOUND:
-                return None
             raise _trouble(error) from error
 
 
@@ -221,9 +219,9 @@ async def _called(call: Awaitable[T]) -> T:
 
 def _trouble(error: KubeError) -> Exception:
     """What only somebody else can change is told in the status; everything else may pass."""
-    if error.status == FORBIDDEN:
+    if isinstance(error, kube_errors.Forbidden):
         return Forbidden(f"the mover may not do this in the namespace: {error.message}; bind its role there, or correct what forbids it")
-    if error.status == INVALID:
+    if error.status == UNPROCESSABLE:
         return BackendError(f"the API server refuses it: {error.message}; the CRD that is installed is not this mover's")
     return Trouble(str(error))
 

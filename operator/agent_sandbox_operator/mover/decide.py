@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
-from agent_sandbox_core.v1alpha1 import SandboxObject, SnapshotObject, SnapshotReason, source_marker
+from agent_sandbox_core.v1alpha1 import ENDED_RESTORES, SandboxObject, SnapshotObject, SnapshotReason, source_marker
 from agent_sandbox_core.v1alpha1.sandbox import LastRestore
 
 from .marks import UNFILLED, Marks
 
-FINAL: Final = frozenset({"Succeeded", "Failed", "Superseded"})
 NOT_FOUND_PATIENCE: Final = timedelta(minutes=1)
 """A Snapshot may be applied together with its Sandbox, in any order."""
 NOT_RUNNING_PATIENCE: Final = timedelta(minutes=10)
@@ -52,7 +51,7 @@ def needs_look(sandbox: SandboxObject) -> bool:
     last = sandbox.status.last_restore
     if sandbox.metadata.deletion_timestamp is not None:
         return False
-    return sandbox.status.phase == "Restoring" or (last is not None and last.phase not in FINAL)
+    return sandbox.status.phase == "Restoring" or (last is not None and last.phase not in ENDED_RESTORES)
 
 
 def decide_restore(sandbox: SandboxObject, marks: Marks) -> Wanted | Outcome | None:
@@ -61,7 +60,7 @@ def decide_restore(sandbox: SandboxObject, marks: Marks) -> Wanted | Outcome | N
         return None
     last = sandbox.status.last_restore
     wanted = _wanted(sandbox, marks)
-    if last is not None and last.phase not in FINAL:
+    if last is not None and last.phase not in ENDED_RESTORES:
         if last.request_id == marks.restored:
             return Outcome(last.request_id, last.snapshot_name, "Succeeded", f"the files are those of Snapshot {last.snapshot_name}")
         if wanted is None:
@@ -85,7 +84,7 @@ def _wanted(sandbox: SandboxObject, marks: Marks) -> Wanted | None:
 
 
 def _is_final(last: LastRestore | None, request_id: str) -> bool:
-    return last is not None and last.request_id == request_id and last.phase in FINAL
+    return last is not None and last.request_id == request_id and last.phase in ENDED_RESTORES
 
 
 def _superseded(last: LastRestore, why: str) -> Outcome:

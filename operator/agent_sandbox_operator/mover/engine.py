@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from typing import Any, Final, Literal
 
 from agent_sandbox_core.errors import SandboxError
-from agent_sandbox_core.v1alpha1 import SandboxObject, SnapshotObject
+from agent_sandbox_core.v1alpha1 import ENDED_RESTORES, SandboxObject, SnapshotObject
 from pydantic import ValidationError
 
 from agent_sandbox_operator.queue import Closed, WorkQueue
+from agent_sandbox_operator.views import faulty_fields
 
 from .cluster import Trouble
 from .context import Context, Key
-from .decide import FINAL
 from .restores import Restores
 from .snapshots import DONE, Snapshots
 from .sweep import SETTLE_SECONDS, Sweeper, SweepTimes
@@ -55,8 +55,7 @@ class Engine:
             else:
                 self._take_snapshot(key, None if raw is None else SnapshotObject.read(raw))
         except ValidationError as error:
-            places = ", ".join(".".join(str(part) for part in one["loc"]) for one in error.errors(include_url=False, include_input=False)[:5])
-            logger.error("%s %s/%s cannot be read (%s): the CRD that is installed is not this mover's", kind, *key, places)  # noqa: TRY400 - no fault here
+            logger.error("%s %s/%s cannot be read (%s): the CRD that is installed is not this mover's", kind, *key, faulty_fields(error))  # noqa: TRY400 - no fault here
 
     def _take_sandbox(self, key: Key, sandbox: SandboxObject | None) -> None:
         if sandbox is None:
@@ -113,7 +112,10 @@ class Engine:
     def _reads(self, namespace: str, name: str) -> bool:
         """Some Sandbox is being given the files of that Snapshot."""
         return any(
-            key[0] == namespace and (last := sandbox.status.last_restore) is not None and last.snapshot_name == name and last.phase not in FINAL
+            key[0] == namespace
+            and (last := sandbox.status.last_restore) is not None
+            and last.snapshot_name == name
+            and last.phase not in ENDED_RESTORES
             for key, sandbox in self._sandboxes.items()
         )
 

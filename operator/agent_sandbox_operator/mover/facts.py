@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import datetime
 from decimal import ROUND_CEILING
 from typing import Any
 
 from agent_sandbox_core.snapshots import Manifest, StoredSpec
-from agent_sandbox_core.v1alpha1 import ANNOTATION_API_LABELS, SandboxObject, SnapshotObject, sandbox_api_id, snapshot_api_id
+from agent_sandbox_core.v1alpha1 import SandboxObject, SnapshotObject, api_labels, sandbox_api_id, snapshot_api_id
+from agent_sandbox_core.v1alpha1.quantities import MEBIBYTE, parse_quantity
 from agent_sandbox_core.v1alpha1.snapshot import SourceSpec
 from pydantic import ValidationError
-
-from agent_sandbox_operator.specs.quantities import MEBIBYTE, parse_quantity
 
 
 def source_spec(sandbox: SandboxObject, env_names: Collection[str], env_secret_name: str | None) -> SourceSpec:
@@ -85,12 +83,3 @@ def recall_source(manifest: Manifest, env_secret_name: str | None = None) -> Sou
         env_secret_name=env_secret_name,
         labels=spec.labels,
     )
-
-
-def api_labels(annotations: Mapping[str, str]) -> dict[str, str]:
-    """The labels that the API's caller gave a Sandbox."""
-    try:
-        found = json.loads(annotations.get(ANNOTATION_API_LABELS, "{}"))
-    except ValueError:
-        return {}
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}

@@ -12,13 +12,13 @@ from datetime import datetime
 from typing import Any, Final
 
 from agent_sandbox_core.errors import SandboxError
-from agent_sandbox_core.v1alpha1 import SandboxObject, SnapshotObject, snapshot_api_id
+from agent_sandbox_core.v1alpha1 import ENDED_RESTORES, SandboxObject, SnapshotObject, snapshot_api_id
 from agent_sandbox_core.v1alpha1.sandbox import LastRestore
 
 from .claims import ClaimLost, Withdrawn
 from .cluster import Changed, Vanished
 from .context import Context, Key, patiently
-from .decide import FINAL, Outcome, Wanted, decide_restore, needs_look
+from .decide import Outcome, Wanted, decide_restore, needs_look
 from .marks import Marks, Origin
 from .status import claim_fields, restore_state
 
@@ -78,7 +78,7 @@ class Restores:
 
     async def _bring(self, sandbox: SandboxObject, marks: Marks, wanted: Wanted) -> float | None:
         last = sandbox.status.last_restore
-        if last is not None and last.phase not in FINAL:
+        if last is not None and last.phase not in ENDED_RESTORES:
             held = self._context.claims.wait_for(_work_key(sandbox), last.claimed_by, last.claimed_at)
             if held:
                 return held
@@ -199,4 +199,4 @@ def _work_key(sandbox: SandboxObject) -> tuple[str, str, str]:
 
 def _holder(last: LastRestore | None) -> tuple[str | None, str | None, bool]:
     """What must not have changed when a word about a restore is written."""
-    return (None, None, True) if last is None else (last.request_id, last.claimed_by, last.phase in FINAL)
+    return (None, None, True) if last is None else (last.request_id, last.claimed_by, last.phase in ENDED_RESTORES)

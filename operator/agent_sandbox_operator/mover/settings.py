@@ -7,17 +7,12 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AliasChoices, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from agent_sandbox_operator.settings import SHARED, Names, SettingsError
+from agent_sandbox_operator.settings import Names, read_settings, shared
 
 PREFIX: Final = "AGENT_SANDBOX_MOVER_"
-_SHARED_FIELDS: Final = frozenset({"namespaces", "store_url", "installation", "max_snapshot_bytes"})
-
-
-def _shared(name: str) -> Any:
-    return AliasChoices(f"{SHARED}{name}", name.lower())
 
 
 class MoverSettings(BaseSettings):
@@ -25,14 +20,14 @@ class MoverSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, populate_by_name=True, validate_default=True)
 
-    namespaces: Names = Field(default=(), validation_alias=_shared("NAMESPACES"))
+    namespaces: Names = Field(default=(), validation_alias=shared("NAMESPACES"))
     """AGENT_SANDBOX_NAMESPACES: the namespaces to look after; empty: all."""
-    store_url: str = Field(default="", validation_alias=_shared("STORE_URL"))
+    store_url: str = Field(default="", validation_alias=shared("STORE_URL"))
     """AGENT_SANDBOX_STORE_URL: where snapshots are kept, `file:///directory`, `s3://bucket/prefix` and what else obstore knows. Its credentials come
     from the environment as obstore documents it (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL …)."""
-    installation: str = Field(default="", validation_alias=_shared("INSTALLATION"))
+    installation: str = Field(default="", validation_alias=shared("INSTALLATION"))
     """AGENT_SANDBOX_INSTALLATION: the folder in the store that is this installation's alone; empty: the uid of the namespace kube-system."""
-    max_snapshot_bytes: int = Field(default=1 << 30, ge=1 << 20, validation_alias=_shared("MAX_SNAPSHOT_BYTES"))
+    max_snapshot_bytes: int = Field(default=1 << 30, ge=1 << 20, validation_alias=shared("MAX_SNAPSHOT_BYTES"))
     """AGENT_SANDBOX_MAX_SNAPSHOT_BYTES: the largest workspace that is kept or brought back, as an uncompressed tar."""
     spool: Path | None = None
     """A directory with room for the archives on their way. Unset: `.spool` in a directory store, else below the system's temporary directory."""
@@ -80,10 +75,4 @@ class MoverSettings(BaseSettings):
 
 def load_mover_settings(**given: Any) -> MoverSettings:
     """From the environment, with some given. Raises SettingsError."""
-    try:
-        return MoverSettings(**given)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        name = str(first["loc"][0]) if first["loc"] else "a setting"
-        variable = name if name.startswith(SHARED) else f"{SHARED if name in _SHARED_FIELDS else PREFIX}{name.upper()}"
-        raise SettingsError(f"{variable}: {first['msg'].removeprefix('Value error, ')}") from error
+    return read_settings(MoverSettings, given)

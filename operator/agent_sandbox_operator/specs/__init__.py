@@ -12,8 +12,7 @@ from .identity import (
     template_hash,
 )
 from .network import POLICY_NAMES, allow_policy, namespace_policies
-from .pod import CONTAINER, GUEST_PATH, Birth, PodOptions, build_pod
-from .quantities import parse_quantity
+from .pod import Birth, PodOptions, build_pod
 from .workspace import build_pvc
 
 __all__ = [
@@ -22,9 +21,7 @@ __all__ = [
     "ANNOTATION_STARTS_BEFORE",
     "ANNOTATION_TEMPLATE_HASH",
     "CANARY",
-    "CONTAINER",
     "CONTROL",
-    "GUEST_PATH",
     "POLICY_NAMES",
     "Birth",
     "Cause",
@@ -36,6 +33,5 @@ __all__ = [
     "child_labels",
     "namespace_policies",
     "owner_reference",
-    "parse_quantity",
     "template_hash",
 ]

@@ -7,16 +7,13 @@ from decimal import Decimal
 from typing import Any, Final, Literal
 
 from agent_sandbox_core import hardening
-from agent_sandbox_core.v1alpha1 import LABEL_NETWORK, SandboxObject, SandboxSpec, child_name
+from agent_sandbox_core.v1alpha1 import CONTAINER, LABEL_NETWORK, SandboxObject, SandboxSpec, child_name
+from agent_sandbox_core.v1alpha1.quantities import MEBIBYTE, format_bytes, parse_quantity
 
 from . import identity
-from .quantities import MEBIBYTE, format_bytes, parse_quantity
 from .workspace import restore_marks
 
-CONTAINER: Final = "sandbox"
 INSTALLER: Final = "sandbox-init"
-GUEST_FOLDER: Final = "/opt/agent-sandbox"
-GUEST_PATH: Final = f"{GUEST_FOLDER}/sandbox-init"
 IMAGE_BINARY: Final = "/sandbox-init"
 INSTALL_FOLDER: Final = "/install"
 
@@ -119,7 +116,7 @@ def container(spec: SandboxSpec, options: PodOptions, *, home_given: bool) -> di
     result: dict[str, Any] = {
         "name": CONTAINER,
         "image": spec.image,
-        "command": [GUEST_PATH, "serve"],
+        "command": list(hardening.GUEST_SERVE),
         "workingDir": hardening.WORKSPACE,
         "env": environment(spec, home_given=home_given),
         "resources": resources(spec, options),
@@ -128,7 +125,7 @@ def container(spec: SandboxSpec, options: PodOptions, *, home_given: bool) -> di
             {"name": "workspace", "mountPath": hardening.WORKSPACE},
             {"name": "tmp", "mountPath": hardening.TMP_PATH},
             {"name": "shm", "mountPath": SHM_PATH},
-            {"name": "sandbox-init", "mountPath": GUEST_FOLDER, "readOnly": True},
+            {"name": "sandbox-init", "mountPath": hardening.GUEST_FOLDER, "readOnly": True},
         ],
     }
     if spec.env_from:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from agent_sandbox_api.backends.docker import DockerEngine, binary, images, specs
+from agent_sandbox_core import hardening
 from agent_sandbox_core.errors import BackendError, InvalidRequest, SandboxError
 
 from tests.support.docker import Docker
@@ -87,7 +88,7 @@ async def test_an_image_that_wants_more_gets_no_more(engine: Docker, build: Any,
     (found,) = await box.instances()
     assert found.record == record
     mounts = {row["Destination"]: row["RW"] for row in engine.inspect(record.sandbox_id)["Mounts"] if row["Type"] == "volume"}
-    assert mounts == {"/workspace": True, specs.GUEST_FOLDER: False, "/data": False, "/var/lib/x": False}
+    assert mounts == {"/workspace": True, hardening.GUEST_FOLDER: False, "/data": False, "/var/lib/x": False}
     assert "Health" not in engine.inspect(record.sandbox_id)["State"]
 
 
@@ -145,7 +146,7 @@ async def test_a_guest_volume_with_something_else_in_it_is_never_used(
     filler = engine.client.api.create_container_from_config(config, f"agent-sandbox-test-{secrets.token_hex(4)}")["Id"]
     try:
         for content, mode in ((real, 0o111), (mine[:-1], 0o111), (mine, 0o755)):
-            engine.client.api.put_archive(filler, specs.GUEST_FOLDER, binary.pack(binary.GuestVolume(volume.name, content, mode)))
+            engine.client.api.put_archive(filler, hardening.GUEST_FOLDER, binary.pack(binary.GuestVolume(volume.name, content, mode)))
             assert not binary.holds(engine.client.api, filler, volume)
             two = await make_engine(instance_id=one._options.instance_id)
             assert binary.holds(engine.client.api, filler, volume)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from agent_sandbox_api.backends.docker import DockerEngine, labels, specs
 from agent_sandbox_api.backends.engine import Instance
+from agent_sandbox_core import hardening
 from agent_sandbox_core.errors import BackendError, InvalidRequest, OutcomeUnknown, SandboxDied
 from agent_sandbox_core.hardening import GUEST_ALLOWANCE
 from agent_sandbox_core.models import Command
@@ -90,7 +91,7 @@ async def test_a_sandbox_is_hardened_as_docker_inspect_shows_it(box: DockerEngin
     assert set(host["MaskedPaths"]) >= MASKED and host["ReadonlyPaths"]
     mounts = {(row["Type"], row["Destination"], row["RW"], row["Name"].rsplit("-", 1)[0]) for row in inspected["Mounts"]}
     guest = "agent-sandbox-init-amd64"
-    assert mounts == {("volume", "/workspace", True, "agent-sandbox"), ("volume", specs.GUEST_FOLDER, False, guest)}
+    assert mounts == {("volume", "/workspace", True, "agent-sandbox"), ("volume", hardening.GUEST_FOLDER, False, guest)}
     config = inspected["Config"]
     assert (config["User"], config["WorkingDir"], config["Hostname"]) == ("1000:1000", "/workspace", "sandbox")
     assert [*config["Entrypoint"], *config["Cmd"]] == list(specs.SERVE)
@@ -207,14 +208,14 @@ async def test_a_create_that_fails_leaves_nothing_and_says_why(box: DockerEngine
 
 
 async def test_a_guest_that_cannot_serve_is_told_with_its_last_words(box: DockerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specs, "SERVE", (specs.GUEST_PATH, "serve", "--no-such-option"))
+    monkeypatch.setattr(specs, "SERVE", (hardening.GUEST_PATH, "serve", "--no-such-option"))
     with pytest.raises(BackendError, match=r"exit code 2; .*no-such-option"):
         await box.create(new_record())
     assert await box.instances() == []
 
 
 async def test_a_guest_that_serves_and_says_nothing_is_found_by_its_channel(box: DockerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specs, "SERVE", ("/bin/sh", "-c", f"exec {specs.GUEST_PATH} serve >/dev/null"))
+    monkeypatch.setattr(specs, "SERVE", ("/bin/sh", "-c", f"exec {hardening.GUEST_PATH} serve >/dev/null"))
     record = await make(box)
     assert await run_in(box, record.sandbox_id, "echo quiet") == "quiet\n"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from agent_sandbox_core.v1alpha1 import LABEL_SANDBOX, LABEL_SANDBOX_UID, SandboxObject
+from agent_sandbox_core.v1alpha1.quantities import format_bytes, parse_quantity
 from agent_sandbox_operator.specs import (
     CANARY,
     CONTROL,
@@ -18,10 +19,8 @@ from agent_sandbox_operator.specs import (
     build_pod,
     build_pvc,
     namespace_policies,
-    parse_quantity,
     template_hash,
 )
-from agent_sandbox_operator.specs.quantities import format_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 

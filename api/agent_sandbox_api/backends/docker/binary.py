@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import docker
+from agent_sandbox_core import hardening
 from agent_sandbox_core.errors import BackendError
 
 from . import specs
@@ -22,7 +23,7 @@ from .helpers import ensure_helper_image, helper_container
 from .options import DockerOptions
 
 INIT_DIR: Final = "AGENT_SANDBOX_INIT_DIR"
-FILE_NAME: Final = Path(specs.GUEST_PATH).name
+FILE_NAME: Final = Path(hardening.GUEST_PATH).name
 HASH_CHARACTERS: Final = 12
 ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 CLOSED_MODE: Final = 0o111
@@ -101,7 +102,7 @@ async def ensure_guest_volume(client: EngineClient, options: DockerOptions, arch
     config = specs.filler_config(options, image, volume.name)
     async with helper_container(client, config, f"preparing the volume {volume.name}") as container:
         if not await client.run(f"reading the volume {volume.name}", lambda api: holds(api, container, volume)):
-            await client.run(f"filling the volume {volume.name}", lambda api: api.put_archive(container, specs.GUEST_FOLDER, pack(volume)))
+            await client.run(f"filling the volume {volume.name}", lambda api: api.put_archive(container, hardening.GUEST_FOLDER, pack(volume)))
             if not await client.run(f"reading the volume {volume.name}", lambda api: holds(api, container, volume)):
                 raise BackendError(f"the volume {volume.name} does not hold what was written to it: `docker volume rm` it and try again")
     return volume.name
@@ -112,7 +113,7 @@ def holds(api: docker.APIClient, container: str, volume: GuestVolume) -> bool:
     limit = len(volume.content) + (1 << 20)
     archive = bytearray()
     try:
-        stream, _ = api.get_archive(container, specs.GUEST_PATH)
+        stream, _ = api.get_archive(container, hardening.GUEST_PATH)
     except docker.errors.NotFound:
         return False
     for chunk in stream:
@@ -124,4 +125,4 @@ def holds(api: docker.APIClient, container: str, volume: GuestVolume) -> bool:
 
 def names_missing_guest(error: EngineRefusal) -> bool:
     """Whether a start failed since the guest was not in its volume: somebody removed the volume and the engine made an empty one."""
-    return specs.GUEST_PATH in error.detail and "no such file" in error.detail.lower()
+    return hardening.GUEST_PATH in error.detail and "no such file" in error.detail.lower()

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import httpcore
+from agent_sandbox_core import hardening
 from agent_sandbox_core.channel import CHANNEL_ERRORS, Channel, Request
 from agent_sandbox_core.errors import BackendError, ChannelError, SandboxError
 
-from . import specs
 from .channel import ExecStream, exec_config
 from .client import EngineClient
 from .faults import FAULTS, translate
@@ -68,7 +68,7 @@ class Bridges:
         create = await self._client.path(f"/containers/{container}/exec")
         connection = await self._client.connect(doing)
         try:
-            made = await connection.call(doing, "POST", create, exec_config(specs.CONNECT))
+            made = await connection.call(doing, "POST", create, exec_config(hardening.GUEST_CONNECT))
             start = await self._client.path(f"/exec/{made['Id']}/start")
             first = await connection.upgrade(doing, start, {"Detach": False, "Tty": False})
         except BaseException as error:

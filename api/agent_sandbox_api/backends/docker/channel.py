@@ -7,12 +7,11 @@ guesses: an end inside a frame, and an end after the command or the engine has c
 from __future__ import annotations
 
 import contextlib
-import ssl
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import httpcore
+from agent_sandbox_core.stream import PieceStream
 
 from .faults import root_cause
 from .framing import STDOUT, FrameError, FrameParser
@@ -22,13 +21,13 @@ COMPLAINT_BYTES: Final = 4096
 """How much of the command's error output is kept for messages."""
 
 
-class ExecStream(httpcore.AsyncNetworkStream):
+class ExecStream(PieceStream):
     """The stream of one exec. `expect`: how its output must begin; else that is the engine's own words (it could not start the command)."""
 
     def __init__(self, wire: Wire, *, first: bytes = b"", expect: bytes = b"") -> None:
+        super().__init__()
         self._wire = wire
         self._parser = FrameParser()
-        self._ready: deque[bytes] = deque()
         self._complaint = bytearray()
         self._expect = expect
         self._opening = bytearray()
@@ -53,23 +52,11 @@ class ExecStream(httpcore.AsyncNetworkStream):
                 self._feed(data)
         return self._gather(max_bytes)
 
-    def _gather(self, most: int) -> bytes:
-        """All that is here, up to so many bytes: the engine's frames are small, and each read costs its readers the same."""
-        size, pieces = 0, []
-        while size < most:
-            if not self._ready:
-                data = self._wire.take() if self._fault is None else b""
-                if not data:
-                    break
-                self._feed(data)
-                continue
-            piece = self._ready.popleft()
-            if size + len(piece) > most:
-                self._ready.appendleft(piece[most - size :])
-                piece = piece[: most - size]
-            pieces.append(piece)
-            size += len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    def _poll(self) -> bool:
+        data = self._wire.take() if self._fault is None else b""
+        if data:
+            self._feed(data)
+        return bool(data)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 - httpcore's signature
         """See httpcore."""
@@ -80,21 +67,12 @@ class ExecStream(httpcore.AsyncNetworkStream):
         """Closes the connection; the engine then closes the command's input, which ends the bridge and nothing else."""
         await self._wire.aclose()
 
-    async def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
-    ) -> httpcore.AsyncNetworkStream:
-        """Channels carry plain HTTP inside the engine's own connection."""
-        raise httpcore.ConnectError("a channel to a sandbox has no TLS of its own")
-
     def get_extra_info(self, info: str) -> Any:
         """`is_readable`: something came, or the end did, while nobody asked: httpcore then gives an idle connection up."""
         if info != "is_readable":
             return None
-        while not self._ready and self._fault is None and (data := self._wire.take()):
-            self._feed(data)
+        while not self._ready and self._poll():
+            pass
         return bool(self._ready) or self._fault is not None or self._wire.ended
 
     def _feed(self, data: bytes) -> None:

@@ -15,10 +15,7 @@ from agent_sandbox_api.backends.engine import InstanceRecord
 from . import labels
 from .options import DockerOptions
 
-GUEST_FOLDER: Final = "/opt/agent-sandbox"
-GUEST_PATH: Final = f"{GUEST_FOLDER}/sandbox-init"
-SERVE: Final = (GUEST_PATH, "serve")
-CONNECT: Final = (GUEST_PATH, "connect")
+SERVE: Final = hardening.GUEST_SERVE
 NO_NETWORK: Final = "none"
 MEBIBYTE: Final = 1 << 20
 NANO: Final = 10**9
@@ -174,7 +171,7 @@ def guest_mount(volume: str, *, read_only: bool) -> dict[str, Any]:
     return {
         "Type": "volume",
         "Source": volume,
-        "Target": GUEST_FOLDER,
+        "Target": hardening.GUEST_FOLDER,
         "ReadOnly": read_only,
         "VolumeOptions": {"NoCopy": True, "Labels": labels.shared_labels(labels.GUEST)},
     }
@@ -185,7 +182,7 @@ def image_mounts(options: DockerOptions, record: InstanceRecord, image: Image) -
 
     Writable ones are anonymous and go with their container. Only named ones can be read-only; they never differ from the image.
     """
-    taken = {hardening.WORKSPACE, hardening.TMP_PATH, GUEST_FOLDER, "/"}
+    taken = {hardening.WORKSPACE, hardening.TMP_PATH, hardening.GUEST_FOLDER, "/"}
     owner = {"Labels": labels.own_labels(labels.CONTAINER, options, record.sandbox_id)}
     mounts: list[dict[str, Any]] = []
     for number, path in enumerate(sorted({posixpath.normpath(path) for path in image.volumes} - taken)):
@@ -251,7 +248,7 @@ def helper_config(helper: Helper, arguments: Sequence[str], host: Mapping[str, A
     """A container that runs sandbox-init for one step, as root without capabilities, and is removed."""
     return {
         "Image": helper.image,
-        "Entrypoint": [GUEST_PATH],
+        "Entrypoint": [hardening.GUEST_PATH],
         "Cmd": list(arguments),
         "User": "0:0",
         "Labels": labels.own_labels(labels.HELPER, helper.options, sandbox_id),

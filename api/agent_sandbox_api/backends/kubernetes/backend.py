@@ -12,8 +12,7 @@ import hashlib
 import hmac
 import logging
 import secrets
-from base64 import b64decode
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -22,39 +21,34 @@ from agent_sandbox_core.errors import (
     BackendError,
     Conflict,
     InvalidRequest,
-    SandboxError,
     SandboxNotFound,
-    SnapshotNotFound,
     Unavailable,
 )
 from agent_sandbox_core.interfaces import Guest
-from agent_sandbox_core.models import Sandbox, SandboxSpec, Snapshot
+from agent_sandbox_core.models import Sandbox, SandboxSpec, Snapshot, rfc3339
 from agent_sandbox_core.names import new_sandbox_id, new_snapshot_id
+from agent_sandbox_core.v1alpha1 import ENDED_RESTORES
 from agent_sandbox_kube.client import Kube, Object, connect
 from agent_sandbox_kube.config import ConfigError
-from agent_sandbox_kube.errors import AlreadyExists, Forbidden, KubeError, NotFound
-from agent_sandbox_kube.errors import Conflict as ChangedMeanwhile
+from agent_sandbox_kube.errors import AlreadyExists, Forbidden, KubeError
 from agent_sandbox_kube.informer import Informer
-from agent_sandbox_kube.resources import QUOTAS, SANDBOXES, SECRETS, SNAPSHOTS, Resource
+from agent_sandbox_kube.resources import QUOTAS, SANDBOXES, SNAPSHOTS
 
 from ..tasks import TaskOwner
+from .creation import Creation
 from .faults import translated
 from .guests import Guests
 from .mapping import (
-    ANNOTATION_REQUEST,
     ANNOTATION_SANDBOX,
-    create_error,
-    env_secret_name,
     id_of,
     is_going,
-    is_name,
     is_ready,
+    is_whole,
     name_of,
     reason_of,
     restore_error,
     sandbox_manifest,
     sandbox_of,
-    secret_manifest,
     snapshot_error,
     snapshot_manifest,
     snapshot_of,
@@ -62,6 +56,7 @@ from .mapping import (
     spec_of,
     why_stopped,
 )
+from .objects import POLL_SECONDS, Objects
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -71,24 +66,9 @@ SNAPSHOT_SECONDS: Final = 1800.0
 RESTORE_SECONDS: Final = 1800.0
 READY_SECONDS: Final = 120.0
 """How long a sandbox may take to answer again after a rollback."""
-GOING_SECONDS: Final = 20.0
-"""How long an earlier sandbox with the same Idempotency-Key, which is being deleted, is waited for."""
-POLL_SECONDS: Final = 0.3
 DELETE_SECONDS: Final = 4.0
-QUOTA_SECONDS: Final = 5.0
 QUOTA_START_SECONDS: Final = 15.0
 QUOTA: Final = "agent-sandbox-api"
-FINAL: Final = frozenset({"Succeeded", "Failed", "Superseded"})
-
-AT_ONCE: Final = 0.0
-GRACE: Final = {
-    # What does not heal while a caller waits.
-    "QuotaExceeded": AT_ONCE, "InvalidImage": AT_ONCE, "PodSecurityRejected": AT_ONCE, "AdmissionRejected": AT_ONCE, "NameConflict": AT_ONCE,
-    "NamespaceNotEnabled": AT_ONCE, "SnapshotMissing": AT_ONCE, "SnapshotFailed": AT_ONCE, "WorkspaceLost": AT_ONCE, "CrashLoop": AT_ONCE,
-    # What may: a pull is tried again, a node may be freed by what is just being deleted.
-    "ImagePullFailed": 10.0, "Unschedulable": 15.0, "WorkspaceUnbound": 45.0, "EnvSecretMissing": 20.0,
-}  # fmt: skip
-"""Seconds that a Sandbox may stay with this reason before its create fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +102,8 @@ class KubernetesBackend:
         self._tasks = TaskOwner()
         self._kube: Kube
         self._guests: Guests
+        self._objects: Objects
+        self._creation: Creation
         self._sandboxes: Informer
         self._snapshots: Informer
         self._namespace = options.namespace
@@ -146,15 +128,15 @@ class KubernetesBackend:
         except ConfigError as error:
             raise BackendError(str(error)) from error
         self._guests = Guests(self._kube, self._namespace)
+        self._open.push_async_callback(self._close_guests)
+        self._objects = Objects(self._kube, self._namespace, self._sandboxes, self._tasks, max_sandboxes=self._options.max_sandboxes)
+        self._creation = Creation(self._objects, seconds=self._options.create_seconds, drop=self._guests.drop)
         self._open.enter_context(self._sandboxes.listen(self._changed))
         await self._ensure_quota()
 
     async def close(self) -> None:
         """Stops what this process does; sandboxes live on."""
         await self._tasks.aclose(CLOSE_SECONDS)
-        with contextlib.suppress(TimeoutError, AttributeError):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._guests.aclose()
         await self._open.aclose()
 
     async def ready(self) -> None:
@@ -199,7 +181,7 @@ class KubernetesBackend:
             workspace=self._options.workspace(),
             runtime_class=self._options.runtime_class,
         )
-        task = self._tasks.spawn(self._make(manifest, spec))
+        task = self._tasks.spawn(self._creation.make(manifest, spec))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -218,20 +200,20 @@ class KubernetesBackend:
 
     async def get(self, sandbox_id: str) -> Sandbox:
         """As the API server has it."""
-        return sandbox_of(await self._find(sandbox_id))
+        return sandbox_of(await self._objects.find_sandbox(sandbox_id))
 
     async def spec(self, sandbox_id: str) -> SandboxSpec:
         """The complete spec."""
-        found = await self._find(sandbox_id)
+        found = await self._objects.find_sandbox(sandbox_id)
         env: dict[str, str] = {}
         for source in found["spec"].get("envFrom") or ():
-            env |= await self._secret(source["secretName"]) or {}
+            env |= await self._objects.secret(source["secretName"]) or {}
         return spec_of(found, env)
 
     async def delete(self, sandbox_id: str) -> None:
         """Asks for its deletion, which ends by itself; the place in the quota is free when the pod is gone."""
-        found = await self._find(sandbox_id)
-        await self._remove(found)
+        found = await self._objects.find_sandbox(sandbox_id)
+        await self._objects.remove_sandbox(found)
         self._guests.drop(found["metadata"]["uid"])
         # Usually a second: whoever creates the next one at the limit then finds the place free.
         key, uid = (self._namespace, found["metadata"]["name"]), found["metadata"]["uid"]
@@ -240,18 +222,15 @@ class KubernetesBackend:
 
     async def set_expiry(self, sandbox_id: str, expires_at: datetime) -> Sandbox:
         """Changes the time at which it goes."""
-        found = await self._find(sandbox_id)
-        patch = {"metadata": {"uid": found["metadata"]["uid"]}, "spec": {"expiresAt": expires_at.astimezone(UTC).isoformat().replace("+00:00", "Z")}}
-        with translated(SandboxNotFound(sandbox_id)):
-            changed = await self._kube.patch(SANDBOXES, found["metadata"]["name"], self._namespace, patch)
-        self._sandboxes.put(changed)
+        found = await self._objects.find_sandbox(sandbox_id)
+        changed = await self._objects.change_sandbox(found, {"expiresAt": rfc3339(expires_at)})
         return sandbox_of(changed)
 
     async def guest(self, sandbox_id: str) -> Guest:
         """The guest, kept while its pod lives. Asks the API server only about what the cache does not have."""
         found = self._sandboxes.get((self._namespace, name_of(sandbox_id)))
         if found is None or is_going(found) or not is_ready(found):
-            found = await self._find(sandbox_id)
+            found = await self._objects.find_sandbox(sandbox_id)
             self._sandboxes.put(found)
         self._check_restore(found)
         if not is_ready(found):
@@ -271,180 +250,30 @@ class KubernetesBackend:
         """Oldest first; those that are whole."""
         with translated():
             items, _ = await self._kube.list(SNAPSHOTS, self._namespace)
-        shown = [snapshot_of(item) for item in items if _is_whole(item)]
+        shown = [snapshot_of(item) for item in items if is_whole(item)]
         return sorted((one for one in shown if sandbox_id is None or one.sandbox_id == sandbox_id), key=lambda one: (one.created_at, one.id))
 
     async def get_snapshot(self, snapshot_id: str) -> Snapshot:
         """Its facts."""
-        return snapshot_of(await self._find_snapshot(snapshot_id))
+        return snapshot_of(await self._objects.find_snapshot(snapshot_id))
 
     async def snapshot_spec(self, snapshot_id: str) -> SandboxSpec:
         """The spec of the sandbox it was taken of, env values included."""
-        found = await self._find_snapshot(snapshot_id)
+        found = await self._objects.find_snapshot(snapshot_id)
         secret = ((found["status"].get("sourceSpec") or {}).get("envSecretName")) or ""
-        return snapshot_spec_of(found, (await self._secret(secret) or {}) if secret else {})
+        return snapshot_spec_of(found, (await self._objects.secret(secret) or {}) if secret else {})
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Removes it; the mover removes its file."""
-        found = await self._find_snapshot(snapshot_id)
-        with translated(SnapshotNotFound(snapshot_id)):
-            await self._kube.delete(SNAPSHOTS, found["metadata"]["name"], self._namespace, _exactly(found))
+        found = await self._objects.find_snapshot(snapshot_id)
+        await self._objects.remove_snapshot(found)
 
     async def rollback(self, sandbox_id: str, snapshot_id: str) -> Sandbox:
         """Asks the mover for it and waits until the sandbox answers again; also revives a stopped one."""
-        snapshot = await self._find_snapshot(snapshot_id)
-        found = await self._find(sandbox_id)
+        snapshot = await self._objects.find_snapshot(snapshot_id)
+        found = await self._objects.find_sandbox(sandbox_id)
         self._check_restore(found)
         return await self._work(found["metadata"]["name"], "rollback", self._roll_back(found, sandbox_id, snapshot["metadata"]["name"]))
-
-    # Create
-
-    async def _make(self, manifest: Object, spec: SandboxSpec) -> Sandbox:
-        keyed = ANNOTATION_REQUEST in manifest["metadata"]["annotations"]
-        if keyed and (known := await self._earlier(manifest)) is not None:
-            # Its maker may have died before it made the Secret. Who waits for it does not remove it: it is another request's too.
-            await self._give_env(known, spec.env)
-            return sandbox_of(await self._await_ready(known))
-        created = await self._post(SANDBOXES, manifest, self._clear)
-        if created is None:
-            return await self._make(manifest, spec)  # another facade was quicker, with the same key
-        self._sandboxes.put(created)
-        try:
-            await self._give_env(created, spec.env)
-            return sandbox_of(await self._await_ready(created))
-        except BaseException:
-            await asyncio.shield(self._tasks.spawn(self._clear(created)))
-            self._guests.drop(created["metadata"]["uid"])
-            raise
-
-    async def _post(self, resource: Resource, manifest: Object, clear: Callable[[Object], Awaitable[None]]) -> Object | None:
-        """The new object; None when its name is taken. Cancelled while the answer is on its way, what may have been made is cleared."""
-
-        async def send() -> Object | None:
-            deadline = asyncio.get_running_loop().time() + QUOTA_SECONDS
-            while True:
-                with translated():
-                    try:
-                        return await self._kube.create(resource, manifest, self._namespace)
-                    except AlreadyExists:
-                        return None
-                    except Forbidden as error:
-                        if not self._may_pass_soon(error) or asyncio.get_running_loop().time() > deadline:
-                            raise
-                await asyncio.sleep(POLL_SECONDS)
-
-        async def undo() -> None:
-            with contextlib.suppress(SandboxError):
-                if (made := await sending) is not None:
-                    await clear(made)
-
-        sending = self._tasks.spawn(send())
-        try:
-            return await asyncio.shield(sending)
-        except asyncio.CancelledError:
-            self._tasks.spawn(undo())
-            raise
-
-    def _may_pass_soon(self, error: Forbidden) -> bool:
-        """A quota whose count is not known yet, or lags behind a delete."""
-        if "status unknown for quota" in error.message:
-            return True
-        return error.by_quota and sum(not is_going(one) for one in self._sandboxes.items().values()) < self._options.max_sandboxes
-
-    async def _earlier(self, manifest: Object) -> Object | None:
-        """The Sandbox that an earlier request with this key made; None when there is none, or none any more."""
-        name = manifest["metadata"]["name"]
-        deadline = asyncio.get_running_loop().time() + GOING_SECONDS
-        while True:
-            with translated():
-                try:
-                    found = await self._kube.get(SANDBOXES, name, self._namespace)
-                except NotFound:
-                    return None
-            if not is_going(found):
-                break
-            if asyncio.get_running_loop().time() > deadline:
-                raise Conflict(f"the sandbox {id_of(name)} of an earlier request with this Idempotency-Key is still being deleted: use a new key")
-            await asyncio.sleep(POLL_SECONDS)
-        if found["metadata"].get("annotations", {}).get(ANNOTATION_REQUEST) != manifest["metadata"]["annotations"][ANNOTATION_REQUEST]:
-            raise Conflict("this Idempotency-Key was used for another request: use a new key for each request, and the same one only to repeat it")
-        self._sandboxes.put(found)
-        return found
-
-    async def _give_env(self, owner: Object, values: Mapping[str, str]) -> None:
-        """The Secret with its env values, if it has any. One that an earlier Sandbox of this name has left behind goes first."""
-        if not values:
-            return
-        name, uid = env_secret_name(owner["metadata"]["name"]), owner["metadata"]["uid"]
-        deadline = asyncio.get_running_loop().time() + GOING_SECONDS
-        while True:
-            with translated():
-                try:
-                    await self._kube.create(SECRETS, secret_manifest(name, owner, values), self._namespace)
-                except AlreadyExists:
-                    if await self._is_ours(name, uid):
-                        return
-                else:
-                    return
-            if asyncio.get_running_loop().time() > deadline:
-                raise Conflict(f"the Secret {self._namespace}/{name} is somebody else's: delete it, or use another Idempotency-Key")
-            await asyncio.sleep(POLL_SECONDS)
-
-    async def _is_ours(self, name: str, owner: str) -> bool:
-        """Whether the Secret belongs to this Sandbox; one of a Sandbox that is gone is removed."""
-        try:
-            found = await self._kube.get(SECRETS, name, self._namespace)
-            owners = [one["uid"] for one in found["metadata"].get("ownerReferences") or () if one["kind"] == "Sandbox"]
-            if owner not in owners and owners:
-                await self._kube.delete(SECRETS, name, self._namespace, _exactly(found))
-        except (NotFound, ChangedMeanwhile):
-            return False
-        return owner in owners
-
-    async def _await_ready(self, created: Object) -> Object:
-        """The Sandbox once a command can run in it; the error that its condition tells, when it does not get there."""
-        key = (self._namespace, created["metadata"]["name"])
-        uid, loop = created["metadata"]["uid"], asyncio.get_running_loop()
-        end = loop.time() + self._options.create_seconds
-        reason, since = "", loop.time()
-        while True:
-            found = self._sandboxes.get(key)
-            if found is None or is_going(found) or found["metadata"]["uid"] != uid:
-                raise SandboxNotFound(id_of(key[1]))
-            if is_ready(found):
-                return found
-            now = loop.time()
-            if reason_of(found)[0] != reason:
-                reason, since = reason_of(found)[0], now
-            patience = min(end, since + GRACE[reason] if reason in GRACE else end)
-            if now >= patience:
-                raise create_error(found)
-            seen = found["metadata"]["resourceVersion"]
-
-            def is_news(one: Object | None, seen: str = seen) -> bool:
-                return one is None or one["metadata"]["resourceVersion"] != seen
-
-            with contextlib.suppress(TimeoutError):
-                await self._sandboxes.wait_for(key, is_news, patience - now)
-
-    async def _clear(self, created: Object) -> None:
-        try:
-            await self._remove(created)
-        except SandboxNotFound:
-            pass
-        except SandboxError as error:
-            logger.warning("the half-made sandbox %s could not be removed; it goes when it expires: %s", created["metadata"]["name"], error.message)
-
-    async def _remove(self, found: Object) -> None:
-        name = found["metadata"]["name"]
-        gone = SandboxNotFound(id_of(name))
-        with translated(gone):
-            try:
-                left = await self._kube.delete(SANDBOXES, name, self._namespace, {**_exactly(found), "propagationPolicy": "Foreground"})
-            except ChangedMeanwhile:
-                raise gone from None  # another object has the name now
-        if left.get("kind") == "Sandbox":
-            self._sandboxes.put(left)  # so that a command that comes next is refused
 
     # Work that holds a sandbox
 
@@ -467,14 +296,14 @@ class KubernetesBackend:
 
     async def _take(self, manifest: Object) -> Snapshot:
         name = manifest["metadata"]["name"]
-        created = await self._post(SNAPSHOTS, manifest, self._clear_snapshot)
+        created = await self._objects.post(SNAPSHOTS, manifest, self._objects.clear_snapshot)
         if created is None:
             raise BackendError(f"the new name {name} of a snapshot is taken already: try again")
         self._snapshots.put(created)
         try:
             return await self._await_snapshot(name)
         except BaseException as error:
-            await asyncio.shield(self._tasks.spawn(self._clear_snapshot(created)))
+            await asyncio.shield(self._tasks.spawn(self._objects.clear_snapshot(created)))
             if isinstance(error, TimeoutError):
                 sandbox = manifest["metadata"]["annotations"][ANNOTATION_SANDBOX]
                 raise BackendError(f"no snapshot of sandbox {sandbox} within {SNAPSHOT_SECONDS:.0f} s: look whether the mover runs") from error
@@ -489,23 +318,10 @@ class KubernetesBackend:
             raise snapshot_error(found)
         return snapshot_of(found)
 
-    async def _clear_snapshot(self, created: Object) -> None:
-        name = created["metadata"]["name"]
-        try:
-            with translated(SnapshotNotFound(id_of(name))):
-                await self._kube.delete(SNAPSHOTS, name, self._namespace, _exactly(created))
-        except SnapshotNotFound:
-            pass
-        except SandboxError as error:
-            logger.warning("snapshot %s, which nobody was told of, could not be removed: %s", id_of(name), error.message)
-
     async def _roll_back(self, found: Object, sandbox_id: str, snapshot: str) -> Sandbox:
         name, request = found["metadata"]["name"], secrets.token_hex(16)
         key = (self._namespace, name)
-        patch = {"metadata": {"uid": found["metadata"]["uid"]}, "spec": {"restore": {"snapshotName": snapshot, "requestID": request}}}
-        with translated(SandboxNotFound(sandbox_id)):
-            changed = await self._kube.patch(SANDBOXES, name, self._namespace, patch)
-        self._sandboxes.put(changed)
+        await self._objects.change_sandbox(found, {"restore": {"snapshotName": snapshot, "requestID": request}})
         try:
             done = await self._sandboxes.wait_for(key, lambda one: one is None or is_going(one) or _is_restored(one, request), RESTORE_SECONDS)
             if done is None or is_going(done):
@@ -523,35 +339,12 @@ class KubernetesBackend:
             raise SandboxNotFound(sandbox_id)
         return sandbox_of(ready)
 
-    # What is there
+    # Small parts
 
-    async def _find(self, sandbox_id: str) -> Object:
-        name = name_of(sandbox_id)
-        if not is_name(name) or id_of(name) != sandbox_id:
-            raise SandboxNotFound(sandbox_id)
-        with translated(SandboxNotFound(sandbox_id)):
-            found = await self._kube.get(SANDBOXES, name, self._namespace)
-        if is_going(found):
-            raise SandboxNotFound(sandbox_id)
-        return found
-
-    async def _find_snapshot(self, snapshot_id: str) -> Object:
-        name = name_of(snapshot_id)
-        if not is_name(name) or id_of(name) != snapshot_id:
-            raise SnapshotNotFound(snapshot_id)
-        with translated(SnapshotNotFound(snapshot_id)):
-            found = await self._kube.get(SNAPSHOTS, name, self._namespace)
-        if not _is_whole(found):
-            raise SnapshotNotFound(snapshot_id)
-        return found
-
-    async def _secret(self, name: str) -> dict[str, str] | None:
-        with translated():
-            try:
-                found = await self._kube.get(SECRETS, name, self._namespace)
-            except NotFound:
-                return None
-        return {key: b64decode(value).decode(errors="replace") for key, value in (found.get("data") or {}).items()}
+    async def _close_guests(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._guests.aclose()
 
     def _check_restore(self, found: Object) -> None:
         name = found["metadata"]["name"]
@@ -588,22 +381,14 @@ def _has_ended(raw: Object | None) -> bool:
     return raw is None or (raw.get("status") or {}).get("phase") in ("Ready", "Failed")
 
 
-def _is_whole(raw: Object) -> bool:
-    return not is_going(raw) and (raw.get("status") or {}).get("phase") == "Ready"
-
-
 def _is_restored(raw: Object, request: str) -> bool:
     last = (raw.get("status") or {}).get("lastRestore") or {}
-    return last.get("requestID") == request and last.get("phase") in FINAL
+    return last.get("requestID") == request and last.get("phase") in ENDED_RESTORES
 
 
 def _wants_restore(raw: Object) -> bool:
     """A rollback was asked for and has not ended. One that was there at the creation counts as done, and Ready says so."""
     return (raw.get("status") or {}).get("phase") == "Restoring" and reason_of(raw)[0] == "Restoring"
-
-
-def _exactly(raw: Object) -> Object:
-    return {"preconditions": {"uid": raw["metadata"]["uid"]}}
 
 
 def _sha256(text: str) -> str:

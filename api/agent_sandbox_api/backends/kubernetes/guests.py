@@ -11,13 +11,12 @@ import httpcore
 from agent_sandbox_core.channel import CHANNEL_ERRORS, Channel, ChannelBudget, Request
 from agent_sandbox_core.errors import SandboxDied, SandboxError
 from agent_sandbox_core.guest import ChannelGuest
+from agent_sandbox_core.v1alpha1 import CONTAINER
 from agent_sandbox_kube.client import Kube, Object
 from agent_sandbox_kube.errors import KubeError, NotFound
-from agent_sandbox_kube.exec import open_channel
+from agent_sandbox_kube.exec import open_guest
 from agent_sandbox_kube.resources import PODS
 
-CONTAINER: Final = "sandbox"
-CONNECT: Final = ("/opt/agent-sandbox/sandbox-init", "connect")
 LOOK_SECONDS: Final = 9.0
 """How long the end of a container is looked for: the kubelet tells it a second or two after it happened."""
 PAUSE_SECONDS: Final = 0.3
@@ -77,7 +76,7 @@ class Guests:
 
     def _make(self, name: str, pod: str) -> _Kept:
         async def open_one() -> httpcore.AsyncNetworkStream:
-            return await open_channel(self._kube, self._namespace, pod, CONTAINER, CONNECT)
+            return await open_guest(self._kube, self._namespace, pod)
 
         restarts = asyncio.create_task(self._restarts(pod))
 
@@ -116,7 +115,7 @@ class Guests:
         """Whether the init that we spoke with still is there."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                channel = Channel(await open_channel(self._kube, self._namespace, pod, CONTAINER, CONNECT))
+                channel = Channel(await open_guest(self._kube, self._namespace, pod))
                 try:
                     answer = await channel.exchange(Request("GET", "/v1/health"))
                 finally:

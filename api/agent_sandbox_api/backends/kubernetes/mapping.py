@@ -26,8 +26,10 @@ from agent_sandbox_core.v1alpha1 import (
     LABEL_API_ID,
     SandboxObject,
     SnapshotObject,
+    api_labels,
 )
 from agent_sandbox_core.v1alpha1.common import API_VERSION
+from agent_sandbox_core.v1alpha1.quantities import MEBIBYTE, parse_quantity
 
 Object = dict[str, Any]
 
@@ -44,11 +46,6 @@ NO_END: Final = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 _API_NAME = re.compile(r"(sb|snap)-([0-9a-f]{16})\Z")
 _API_ID = re.compile(r"(sb|snap)_([0-9a-f]{16})\Z")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?\Z")
-_SUFFIXES: Final = {
-    "": Decimal(1), "m": Decimal("0.001"), "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15),
-    "E": Decimal(10**18), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50), "Ei": Decimal(2**60),
-}  # fmt: skip
-_QUANTITY = re.compile(r"([0-9.]+(?:[eE][0-9]+)?)([a-zA-Z]*)\Z")
 _PHASES: Final[dict[str, Phase]] = {
     "Pending": "Pending", "Running": "Running", "Replacing": "Restarting", "Restoring": "Restoring", "Stopped": "Stopped", "Failed": "Failed",
     "Expired": "Stopped", "Deleting": "Deleting",
@@ -78,10 +75,10 @@ def id_of(name: str) -> str:
 
 def quantity(text: str) -> Decimal:
     """The value of a Kubernetes quantity; 0 for what is none."""
-    found = _QUANTITY.match(text)
-    if found is None or found[2] not in _SUFFIXES:
+    try:
+        return parse_quantity(text)
+    except ValueError:
         return Decimal(0)
-    return Decimal(found[1]) * _SUFFIXES[found[2]]
 
 
 def env_secret_name(name: str) -> str:
@@ -148,6 +145,11 @@ def is_going(raw: Object) -> bool:
     return bool(raw["metadata"].get("deletionTimestamp"))
 
 
+def is_whole(raw: Object) -> bool:
+    """The Snapshot is in the store, and stays."""
+    return not is_going(raw) and (raw.get("status") or {}).get("phase") == "Ready"
+
+
 def is_ready(raw: Object) -> bool:
     """The condition Ready holds: a command can run in it. Not asked of the newest generation: a changed expiry is no reason to refuse a command."""
     return any(one["type"] == "Ready" and one["status"] == "True" for one in (raw.get("status") or {}).get("conditions") or ())
@@ -186,7 +188,7 @@ def sandbox_of(raw: Object) -> Sandbox:
         status="running" if runs else "stopped",
         image=spec.image,
         cpus=float(quantity(spec.resources.cpu)),
-        memory_mb=int(quantity(spec.resources.memory) / 2**20),
+        memory_mb=int(quantity(spec.resources.memory) / MEBIBYTE),
         pids_limit=spec.pids_limit,
         network=spec.network.mode != "None",
         read_only_rootfs=spec.read_only_root_filesystem,
@@ -196,7 +198,7 @@ def sandbox_of(raw: Object) -> Sandbox:
         phase=phase,
         reason=None if runs and phase == "Running" else status.reason,
         message=None if runs and phase == "Running" else status.message,
-        labels=_labels(found.metadata.annotations.get(ANNOTATION_API_LABELS)),
+        labels=api_labels(found.metadata.annotations),
         incarnation=status.incarnation or 1,
         last_termination=Termination(reason=last.reason, message=last.message, exit_code=last.exit_code, time=last.time) if last else None,
     )
@@ -252,7 +254,7 @@ def snapshot_spec_of(raw: Object, env: Mapping[str, str]) -> SandboxSpec:
     return SandboxSpec(
         image=source.image,
         cpus=float(quantity(source.cpu)),
-        memory_mb=int(quantity(source.memory) / 2**20),
+        memory_mb=int(quantity(source.memory) / MEBIBYTE),
         pids_limit=source.pids_limit,
         network=source.network_mode != "None",
         read_only_rootfs=source.read_only_root_filesystem,
@@ -292,11 +294,3 @@ def why_stopped(raw: Object) -> str:
     reason, message = reason_of(raw)
     shown = id_of(raw["metadata"]["name"])
     return f"sandbox {shown} is stopped ({reason or 'Pending'}): {message or 'it is being started; try again in a few seconds'}"
-
-
-def _labels(text: str | None) -> dict[str, str]:
-    try:
-        told = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return {str(key): str(value) for key, value in told.items()} if isinstance(told, dict) else {}
